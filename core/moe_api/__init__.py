@@ -1,0 +1,1 @@
+"""The contract between users, operator and workers: names, documents, metrics. Pure; imports nothing of ours."""

@@ -1,0 +1,120 @@
+"""What operator and worker tell each other besides the plan: WorkerConfig, WorkerState, DrainRequest.
+
+Neighbours: `plan` (PUT to workers), `load` (read from them). The operator builds a WorkerConfig from the
+spec (`moe_operator.manifests`) and mounts it; `moe_worker.main` reads it once at start.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from moe_api.document import Document, Part
+
+
+class WorkerPhase(StrEnum):
+    WAITING = "Waiting"
+    LOADING = "Loading"
+    JOINING = "Joining"
+    SERVING = "Serving"
+    DRAINING = "Draining"
+    DISRUPTED = "Disrupted"
+    FAILED = "Failed"
+
+
+class ModelConfig(Part):
+    path: str
+    """Folder in the worker's file system: hub layout (config.json, safetensors, tokenizer.json)."""
+    served_name: str
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_model_len: int | None = None
+
+
+class KvConfig(Part):
+    dtype: Literal["auto", "fp32", "bf16", "nvfp4"] = "nvfp4"
+    block_size: Literal[16, 32, 64] = 16
+    memory_fraction: float = Field(default=0.85, ge=0.05, le=0.95)
+    blocks: int | None = None
+    prefix_caching: bool = True
+
+
+class SchedulerConfig(Part):
+    max_running: int = 64
+    max_batched_tokens: int = 2048
+    max_queued: int = 256
+
+
+class ApiLimits(Part):
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_stop_strings: int = 16
+
+
+class WorkerConfig(Document):
+    """Mounted file; says nothing about ranks. A change of it rolls the pods."""
+
+    model: ModelConfig
+    kv: KvConfig = KvConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    api: ApiLimits = ApiLimits()
+    device: Literal["cpu", "cuda"] = "cpu"
+    drain_seconds: int = 60
+    operation_timeout_seconds: float = 5.0
+    """Deadline of one agree, dispatch or combine; also the process group's time-out."""
+
+
+class ModelShape(Part):
+    """What the model's own files say, reported by the first worker that could read them."""
+
+    layers: int
+    """MoE layers."""
+    experts: int
+    top_k: int
+    bytes_per_expert: int
+    kv_bytes_per_token: int
+
+
+class MigrationState(Part):
+    """The newest wave this worker worked on."""
+
+    epoch: int
+    bytes: int = 0
+    moves_done: int = 0
+    moves_total: int = 0
+    stall_millis: float | None = None
+    """Longest gap between two steps at the switch minus the median gap; set after the switch."""
+    error: str | None = None
+
+
+class WorkerState(Document):
+    incarnation: str
+    member: int
+    phase: WorkerPhase
+    model: ModelShape | None = None
+    generation: int = 0
+    applied_epoch: int = 0
+    staged_epoch: int = 0
+    """Highest epoch whose weights are complete here (≥ applied_epoch)."""
+    abandoned_epoch: int = 0
+    """Highest epoch that the group agreed to abandon."""
+    prepared_generation: int = 0
+    """Highest generation whose weights are complete here, so that it may begin."""
+    slots: str | None = None
+    """Experts held per layer as in LayerPlacement, one rank: layers joined by '|'."""
+    migration: MigrationState | None = None
+    missing_members: list[int] = Field(default_factory=list)
+    """Members that did not come to the rendezvous of `prepared_generation`."""
+    suspects: list[int] = Field(default_factory=list)
+    """Members that an operation failed on in the present generation."""
+    requests_running: int = 0
+    requests_waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    last_error: str | None = None
+    error_reason: str | None = None
+    """Machine-readable cause when phase is Failed, e.g. ModelHasNoExperts, ModelUnreadable."""
+
+
+class DrainRequest(Document):
+    deadline_seconds: int = Field(default=60, ge=0, le=3600)

@@ -1,0 +1,1 @@
+"""The placement algorithms: pure numpy functions of loads, slots and time given as arguments."""

@@ -1,0 +1,1 @@
+"""One contract per operation, with a plain torch implementation as oracle."""

@@ -1,0 +1,1 @@
+"""The data plane: an expert-parallel runtime that serves the OpenAI API and moves experts while serving."""

@@ -1,0 +1,1 @@
+"""One generation engine per rank: sequence, blocks and scheduler without torch; kv, batch, runner with it."""
