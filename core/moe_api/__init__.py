@@ -1,1 +1,2 @@
-"""The contract between users, operator and workers: names, documents, metrics. Pure; imports nothing of ours."""
+"""The contract between users, operator and workers: names, documents, metrics. Pure; imports
+nothing of ours."""

@@ -1,6 +1,8 @@
-"""Base of every document that crosses a process border: JSON in camelCase, schema-checked, immutable.
+"""Base of every document that crosses a process border: JSON in camelCase, schema-checked,
+immutable.
 
-Neighbours: `plan`, `load`, `worker` derive from it; `deployment` and `status` use their own base (the CRD).
+Neighbours: `plan`, `load`, `worker` derive from it; `deployment` and `status` use their own base
+(the CRD).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Structured logs of operator and worker: one JSON object a line, with the keys that find an incident.
+"""Structured logs of operator and worker: one JSON object a line, with the keys that find an
+incident.
 
-Fields given through `extra={...}` (deployment, namespace, group, member, request_id, …) are carried as they are.
+Fields given through `extra={...}` (deployment, namespace, group, member, request_id, …) are
+carried as they are.
 """
 
 from __future__ import annotations

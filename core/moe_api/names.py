@@ -1,4 +1,5 @@
-"""Every name that two parts of the product must agree on: API group, labels, ports, paths, derived names.
+"""Every name that two parts of the product must agree on: API group, labels, ports, paths, derived
+names.
 
 The operator writes them onto objects, workers and tests read them; nobody spells one a second time.
 """
@@ -56,14 +57,16 @@ CONTROL_STATE = "/control/v1/state"
 CONTROL_LOAD = "/control/v1/load"
 CONTROL_DRAIN = "/control/v1/drain"
 CONTROL_EXPERT = "/control/v1/experts"
-"""`GET {CONTROL_EXPERT}/{layer}/{slot}?expert=E&generation=G&epoch=N`: bytes of a live slot, for peers."""
+"""`GET {CONTROL_EXPERT}/{layer}/{slot}?expert=E&generation=G&epoch=N`: bytes of a live slot, for
+peers."""
 
 MAX_DEPLOYMENT_NAME = 40
 MAX_NAME = 63
 
 
 def derived(*parts: str) -> str:
-    """Join parts with '-' to a DNS-1035 label of at most 63 characters, cut with a hash when longer."""
+    """Join parts with '-' to a DNS-1035 label of at most 63 characters, cut with a hash when
+    longer."""
     name = "-".join(parts)
     if len(name) <= MAX_NAME:
         return name

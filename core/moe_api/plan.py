@@ -99,7 +99,8 @@ class GroupPlan(Document):
         return self.model_copy(update={"hash": self.content_hash()})
 
     def content_hash(self) -> str:
-        """SHA-256 over what the plan asks for: not over fence of the leader, `previous` or `hash`."""
+        """SHA-256 over what the plan asks for: not over fence of the leader, `previous` or
+        `hash`."""
         wire = self.to_wire()
         for key in ("hash", "previous", "leaderEpoch", "schema"):
             wire.pop(key, None)
