@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from moe_api.load import LoadReport
 from moe_api.plan import SlotsLRS, even_fractions
 from moe_placement import initial, score

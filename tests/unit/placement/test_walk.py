@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from moe_api.plan import SlotsLRS, even_fractions
 from moe_placement import initial, membership, migration, planner, score
 
