@@ -1,1 +1,1 @@
-"""The control plane: reconciles an MoEDeployment into worker pods and walks their placement to a better one."""
+"""The control plane: an MoEDeployment becomes worker pods, and their placement gets better."""

@@ -1,0 +1,287 @@
+"""The door to the Kubernetes API: plain dicts in wire form, errors by kind, writes fenced.
+
+The only file that knows the `kubernetes` client, and of that only its credentials and its HTTP
+connection. `ApiServer` is one request; `Cluster` is what `observe`, `reconcile` and `events` ask
+and say. Every write first asks `may_write` (the lease): a process that lost it changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import kubernetes
+import urllib3
+
+from moe_api import names
+from moe_operator.errors import (
+    Conflict,
+    Missing,
+    NotLeader,
+    Refused,
+    SetupError,
+    Unavailable,
+    from_answer,
+)
+from moe_operator.nodes import project
+from moe_operator.resources import RESOURCES, Resource
+from moe_operator.settings import ClientSettings
+from moe_operator.throttle import TokenBucket
+
+Manifest = dict[str, Any]
+APPLY = "application/apply-patch+yaml"
+JSON = "application/json"
+
+
+def load_credentials() -> Any:
+    """Client configuration of the pod's service account, else of the kubeconfig.
+
+    Raises:
+        SetupError: neither is there.
+    """
+    configuration = kubernetes.client.Configuration()
+    try:
+        kubernetes.config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+    except kubernetes.config.ConfigException:
+        try:
+            kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration
+            )
+        except kubernetes.config.ConfigException as error:
+            raise SetupError(
+                "no credentials for a Kubernetes API server: not in a pod with a service account, "
+                f"and no usable kubeconfig ({error}); set KUBECONFIG or run inside the cluster"
+            ) from error
+    # Only connecting is tried again: a request that was sent may have been carried out.
+    configuration.retries = urllib3.Retry(total=2, connect=2, read=0, status=0, other=0, redirect=0)
+    return configuration
+
+
+class ApiServer:
+    """One authenticated connection pool; `request` is thread-safe."""
+
+    def __init__(
+        self,
+        configuration: Any,
+        settings: ClientSettings,
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        configuration.connection_pool_maxsize = 32
+        self._client = kubernetes.client.ApiClient(configuration)
+        self._settings, self._sleep = settings, sleep
+        self._bucket = TokenBucket(settings.requests_per_second, settings.burst, monotonic)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = JSON,
+        timeout_seconds: float | None = None,
+    ) -> bytes:
+        """Body of a 2xx answer; waits for its turn under the rate limit first.
+
+        Raises:
+            errors.OperatorError: by status (`errors.from_answer`); Unavailable without an answer.
+        """
+        if timeout_seconds is None:
+            self._sleep(self._bucket.reserve())
+            timeout = (
+                self._settings.connect_timeout_seconds, self._settings.read_timeout_seconds
+            )  # fmt: skip
+        else:  # the lease: it cannot wait in a line
+            timeout = (timeout_seconds, timeout_seconds)
+        headers = {"Accept": JSON, "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
+        try:
+            serialized = self._client.param_serialize(
+                method, path, query_params=list((query or {}).items()), header_params=headers,
+                body=body, auth_settings=["BearerToken"],
+            )  # fmt: skip
+            answer = self._client.call_api(*serialized, _request_timeout=timeout)
+            content: bytes = answer.read() or b""  # type: ignore[no-untyped-call]
+        except (urllib3.exceptions.HTTPError, kubernetes.client.ApiException, OSError) as error:
+            raise Unavailable(f"{method} {path}: no answer: {error}") from error
+        if 200 <= answer.status < 300:
+            return content
+        raise from_answer(f"{method} {path}", answer.status, answer.headers, content)
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Manifest | None:
+        """The object, or None when there is none."""
+        try:
+            found: Manifest = json.loads(self.request("GET", path, query=query))
+        except Missing:
+            return None
+        return found
+
+    def list(self, resource: Resource, namespace: str | None, selector: str) -> Iterator[Manifest]:
+        """Every object that matches, page by page, with apiVersion and kind filled in."""
+        query = {"limit": str(self._settings.list_page)}
+        if selector:
+            query["labelSelector"] = selector
+        while True:
+            page = json.loads(self.request("GET", resource.path(namespace), query=query))
+            kind = str(page["kind"]).removesuffix("List")
+            for item in page.get("items") or []:
+                yield {"apiVersion": page["apiVersion"], "kind": kind, **item}
+            following = page.get("metadata", {}).get("continue")
+            if not following:
+                return
+            query["continue"] = following
+
+
+class Cluster:
+    """What the operator reads and writes; synchronous, thread-safe, rate-limited.
+
+    `namespaces` empty = the whole cluster.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        may_write: Callable[[], bool],
+        namespaces: tuple[str, ...] = (),
+    ) -> None:
+        self._api, self._may_write, self._namespaces = api, may_write, namespaces
+
+    # Reading.
+
+    def get_deployment(self, namespace: str, name: str) -> Manifest | None:
+        return self.get(names.DEPLOYMENT_KIND, namespace, name)
+
+    def list_deployments(self) -> list[tuple[str, str]]:
+        """(namespace, name) of every MoEDeployment in reach."""
+        return [
+            (item["metadata"]["namespace"], item["metadata"]["name"])
+            for item in self._everywhere(names.DEPLOYMENT_KIND)
+        ]
+
+    def list_pods(self, namespace: str, deployment: str) -> list[Manifest]:
+        return self._labelled("Pod", namespace, deployment)
+
+    def list_placements(self, namespace: str, deployment: str) -> list[Manifest]:
+        return self._labelled(names.PLACEMENT_KIND, namespace, deployment)
+
+    def list_owned(self, kind: str, namespace: str, deployment: str) -> list[Manifest]:
+        """Live list of the kind with our deployment label, e.g. PodDisruptionBudgets."""
+        return self._labelled(kind, namespace, deployment)
+
+    def stored_leader_epoch(self) -> int:
+        """Largest leaderEpoch in any ExpertPlacement in reach, 0 when there is none."""
+        return max(
+            (int(item["spec"].get("leaderEpoch", 0)) for item in
+             self._everywhere(names.PLACEMENT_KIND)),
+            default=0,
+        )  # fmt: skip
+
+    def get(self, kind: str, namespace: str | None, name: str) -> Manifest | None:
+        """One object of a kind in `resources.RESOURCES`, None when there is none."""
+        return self._api.get(RESOURCES[kind].path(namespace, name))
+
+    def list_nodes(self) -> list[Manifest]:
+        """What matters of each node: `{name, labels, ready, unschedulable}`."""
+        return [project(node) for node in self._api.list(RESOURCES["Node"], None, "")]
+
+    def pod_log_tail(self, namespace: str, pod: str, lines: int) -> str | None:
+        """Last lines of the worker's log (at most 64 KiB), None when there is no log (any more)."""
+        query = {
+            "tailLines": str(lines),
+            "limitBytes": "65536",
+            "container": names.WORKER_CONTAINER,
+        }
+        path = RESOURCES["Pod"].path(namespace, pod, "log")
+        try:
+            return self._api.request("GET", path, query=query).decode(errors="replace")
+        except (Missing, Refused):  # gone, or its container never started
+            return None
+
+    # Writing: each may raise NotLeader, Conflict, Unavailable, Missing or Refused.
+
+    def apply(self, manifest: Manifest) -> Manifest:
+        """Server-side apply under our field manager; `metadata.uid`, if given, must match."""
+        return self._apply(manifest, subresource=None)
+
+    def apply_status(
+        self, kind: str, namespace: str, name: str, status: Manifest,
+        resource_version: str | None = None, uid: str | None = None,
+    ) -> Manifest | None:  # fmt: skip
+        """Server-side apply on /status; None when the object is gone (that is no fault).
+
+        Raises:
+            Conflict: the object is not at `resource_version`, or is another than `uid`.
+        """
+        metadata = {"namespace": namespace, "name": name}
+        if resource_version is not None:
+            metadata["resourceVersion"] = resource_version
+        if uid is not None:
+            metadata["uid"] = uid
+        body = {
+            "apiVersion": RESOURCES[kind].api_version, "kind": kind,
+            "metadata": metadata, "status": status,
+        }  # fmt: skip
+        try:
+            return self._apply(body, subresource="status")
+        except Missing:
+            return None
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """Create, never change. Raises AlreadyExists when the name is taken."""
+        path = RESOURCES[manifest["kind"]].path(manifest["metadata"].get("namespace"))
+        return self._write("POST", path, manifest, JSON)
+
+    def create_pod(self, manifest: Manifest) -> Manifest:
+        return self.create(manifest)
+
+    def delete(
+        self, kind: str, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> bool:
+        """Delete exactly this incarnation; False when it was gone (or another) already."""
+        body: Manifest = {
+            "apiVersion": "v1", "kind": "DeleteOptions",
+            "preconditions": {"uid": uid}, "propagationPolicy": "Background",
+        }  # fmt: skip
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        try:
+            self._write("DELETE", RESOURCES[kind].path(namespace, name), body, JSON)
+        except (Missing, Conflict):  # Conflict: the name now belongs to another UID
+            return False
+        return True
+
+    def delete_pod(
+        self, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+    ) -> bool:
+        return self.delete("Pod", namespace, name, uid, grace_seconds)
+
+    def _apply(self, manifest: Manifest, subresource: str | None) -> Manifest:
+        metadata = manifest["metadata"]
+        path = RESOURCES[manifest["kind"]].path(
+            metadata.get("namespace"), metadata["name"], subresource
+        )
+        query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
+        return self._write("PATCH", path, manifest, APPLY, query)
+
+    def _write(
+        self, method: str, path: str, body: Manifest, content_type: str,
+        query: Mapping[str, str] | None = None,
+    ) -> Manifest:  # fmt: skip
+        if not self._may_write():
+            raise NotLeader(f"{method} {path}: this process does not hold the lease")
+        answer = self._api.request(
+            method, path, query=query or {"fieldManager": names.FIELD_MANAGER}, body=body,
+            content_type=content_type,
+        )  # fmt: skip
+        written: Manifest = json.loads(answer)
+        return written
+
+    def _labelled(self, kind: str, namespace: str, deployment: str) -> list[Manifest]:
+        selector = f"{names.LABEL_DEPLOYMENT}={deployment}"
+        return list(self._api.list(RESOURCES[kind], namespace, selector))
+
+    def _everywhere(self, kind: str) -> Iterator[Manifest]:
+        for namespace in self._namespaces or (None,):
+            yield from self._api.list(RESOURCES[kind], namespace, "")
