@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from moe_operator.cluster import Cluster
     from moe_operator.events import EventRecorder
+    from moe_operator.metrics import OperatorMetrics
     from moe_operator.settings import Settings
     from moe_operator.workers import WorkerClient
 
@@ -69,6 +70,7 @@ class Context:
     cluster: Cluster
     workers: WorkerClient
     events: EventRecorder
+    metrics: OperatorMetrics
     settings: Settings
     clock: Clock
     random_suffix: Callable[[], str]
