@@ -1,0 +1,51 @@
+"""Where the engine reports what it did; `moe_worker.metrics` listens, tests listen with their own.
+
+Calls come from the engine thread (migration bytes from the staging thread), must be quick and must
+not raise. What can be read at any time (load, KV use, requests) is not reported but asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from moe_worker.engine.events import FinishReason
+
+StepPhase = Literal["schedule", "agree", "run", "publish"]
+ExchangePhase = Literal["agree", "dispatch", "combine"]
+Scope = Literal["self", "domain", "remote"]
+
+
+class Observer(Protocol):
+    def step(self, phase: StepPhase, seconds: float) -> None:
+        """One phase of a busy step; steps in which the whole group was idle are not reported."""
+
+    def exchange(self, phase: ExchangePhase, seconds: float) -> None:
+        """Waiting for one exchange of a busy step."""
+
+    def sent(self, scope: Scope, num_bytes: int) -> None:
+        """Bytes handed to a member; `self` = rows that stayed on this rank."""
+
+    def migrated(self, num_bytes: int) -> None:
+        """Expert weights that arrived here and were verified."""
+
+    def switched(self, epoch: int, stall_seconds: float | None) -> None:
+        """Another placement is in force; no stall when no requests were running at the switch."""
+
+    def admitted(self, prompt_tokens: int) -> None: ...
+
+    def generated(self, num_tokens: int) -> None: ...
+
+    def finished(self, reason: FinishReason) -> None: ...
+
+
+class Unobserved:
+    """Listens to nothing."""
+
+    def step(self, phase: StepPhase, seconds: float) -> None: ...
+    def exchange(self, phase: ExchangePhase, seconds: float) -> None: ...
+    def sent(self, scope: Scope, num_bytes: int) -> None: ...
+    def migrated(self, num_bytes: int) -> None: ...
+    def switched(self, epoch: int, stall_seconds: float | None) -> None: ...
+    def admitted(self, prompt_tokens: int) -> None: ...
+    def generated(self, num_tokens: int) -> None: ...
+    def finished(self, reason: FinishReason) -> None: ...
