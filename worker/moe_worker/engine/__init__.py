@@ -1,1 +1,4 @@
-"""One generation engine per rank: sequence, blocks and scheduler without torch; kv, batch, runner with it."""
+"""One generation engine per rank.
+
+Without torch: sequence, blocks, scheduler. With it: kv, batch, runner, sampler.
+"""

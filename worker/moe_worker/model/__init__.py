@@ -1,1 +1,1 @@
-"""The model as its checkpoint describes it: configuration, weights, attention and the transformer itself."""
+"""The model as its checkpoint describes it: configuration, weights and the transformer itself."""

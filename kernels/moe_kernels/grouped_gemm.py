@@ -1,0 +1,69 @@
+"""The experts of one layer on one rank: a SwiGLU network per slot over the rows sorted to it.
+
+Neighbours: `permute.sort_by_slot` makes the groups; `linear` explains the tiles. A slot's rows are
+padded to whole tiles of their own, so a row's result depends on neither how many rows its expert
+got nor on the slot the expert lives in.
+
+Letters: P rows, S slots, H hidden, I expert intermediate, Q rows padded to whole tiles per slot.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from moe_kernels.linear import TILE_ROWS, num_tiles, rounded_rows, widened
+
+
+def expert_mlp(rows_PH: Tensor, offsets: Tensor, w13_S2IH: Tensor, w2_SHI: Tensor) -> Tensor:
+    """w2 · (silu(w1 · x) · (w3 · x)) per row with its slot's weights, float32 [P, H], unsummed.
+
+    `rows_PH` float32, sorted by slot; `offsets` [S+1] int64: slot s owns rows
+    offsets[s]:offsets[s+1]; rows past offsets[S] belong to no slot and come back zero.
+    `w13_S2IH` holds w1 (gate) in rows 0:I and w3 (up) in I:2I. Rounding as in `linear`.
+    """
+    num_rows, hidden = rows_PH.shape
+    intermediate = w2_SHI.shape[2]
+    dtype = w13_S2IH.dtype
+    groups, place_P, num_padded = _tile_groups(offsets)
+    y_PH = rows_PH.new_zeros((num_rows, hidden))
+    if not groups:
+        return y_PH
+
+    num_owned = place_P.shape[0]
+    x_QH = rows_PH.new_zeros((num_padded, hidden))
+    x_QH[place_P] = rounded_rows(rows_PH[:num_owned], num_owned, dtype)
+    both_Q2I = _per_slot(x_QH, groups, w13_S2IH)
+    gate_QI, up_QI = both_Q2I[:, :intermediate], both_Q2I[:, intermediate:]
+    # silu spelled out: a fused kernel may round its vector body and its tail differently.
+    inner_QI = gate_QI / (1.0 + torch.exp(-gate_QI)) * up_QI
+    y_QH = _per_slot(rounded_rows(inner_QI, num_padded, w2_SHI.dtype), groups, w2_SHI)
+    y_PH[:num_owned] = y_QH[place_P]
+    return y_PH
+
+
+def _tile_groups(offsets: Tensor) -> tuple[list[tuple[int, int, int]], Tensor, int]:
+    """Slots with rows as (slot, first padded row, end), each row's padded place, padded rows."""
+    groups: list[tuple[int, int, int]] = []
+    places: list[Tensor] = []
+    padded = 0
+    for slot, (start, end) in enumerate(pairwise(offsets.tolist())):
+        if end == start:
+            continue
+        places.append(torch.arange(padded, padded + end - start, device=offsets.device))
+        stop = padded + num_tiles(end - start) * TILE_ROWS
+        groups.append((slot, padded, stop))
+        padded = stop
+    return groups, torch.cat(places) if places else offsets.new_empty(0), padded
+
+
+def _per_slot(x_QH: Tensor, groups: list[tuple[int, int, int]], w_SOH: Tensor) -> Tensor:
+    y_QO = x_QH.new_empty((x_QH.shape[0], w_SOH.shape[1]))
+    for slot, begin, stop in groups:
+        w_HO = widened(w_SOH[slot]).t()
+        for start in range(begin, stop, TILE_ROWS):
+            end = start + TILE_ROWS
+            torch.mm(x_QH[start:end], w_HO, out=y_QO[start:end])
+    return y_QO
