@@ -1,4 +1,4 @@
-"""Members of a plan judged by pods, nodes and workers: who serves, who drains, who is lost and by what evidence.
+"""Members of a plan judged by pods, nodes and workers: who serves, drains, is lost, and why.
 
 Pure. A pod's death ends that incarnation, not the member: identity is the UID in the plan. One
 unanswered call is a fact, not a loss; it takes a second witness (a survivor's suspicion, a node
@@ -92,7 +92,7 @@ def broke(plan: GroupPlan, state: WorkerState) -> bool:
 
 
 def in_force(plan: GroupPlan, state: WorkerState) -> bool:
-    """Whether this worker runs the plan: its generation, and its epoch unless that was abandoned."""
+    """Whether this worker runs the plan: its generation, and its epoch unless it was abandoned."""
     return state.generation == plan.generation and (
         state.applied_epoch == plan.epoch or state.abandoned_epoch >= plan.epoch
     )

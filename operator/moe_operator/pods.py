@@ -1,4 +1,4 @@
-"""PodView: what one pass knows about one worker pod, taken from the API object and the worker's answer.
+"""PodView: what one pass knows about a worker pod, from the API object and the worker's answer.
 
 Neighbours: `observe` fills them, `members` and `groups` judge them. A pod is one incarnation of a
 member: its UID is its identity, its name only an address in the API.
@@ -152,11 +152,15 @@ def _end(status: Mapping[str, Any]) -> PodEnd | None:
 def _waiting(status: Mapping[str, Any]) -> str:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        return f"{scheduled.get('reason', 'Unscheduled')}: {scheduled.get('message', '')}".strip(": ")
+        return _line(scheduled, "Unscheduled")
     waiting = _container(status).get("waiting") or {}
     if waiting.get("reason"):
-        return f"{waiting['reason']}: {waiting.get('message', '')}".strip(": ")
+        return _line(waiting, "Waiting")
     return ""
+
+
+def _line(what: Mapping[str, Any], otherwise: str) -> str:
+    return f"{what.get('reason', otherwise)}: {what.get('message', '')}".rstrip(": ")
 
 
 def _seconds_between(start: str | None, end: str | None) -> float | None:
