@@ -1,21 +1,22 @@
 """The door to the Kubernetes API: plain dicts in wire form, errors by kind, writes fenced.
 
 The only file that knows the `kubernetes` client, and of that only its credentials and its HTTP
-connection. `ApiServer` is one request; `Cluster` is what `observe`, `reconcile` and `events` ask
-and say. Every write first asks `may_write` (the lease): a process that lost it changes nothing.
+connection (`connect`). `ApiServer` is one request over it; `Cluster` is what `observe`,
+`reconcile` and `events` ask and say. Every write first asks `may_write` (the lease): a process that
+lost it changes nothing.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import kubernetes
 import urllib3
 
 from moe_api import names
+from moe_operator.api_server import JSON, Answer, ApiServer, Manifest, Transport
 from moe_operator.errors import (
     Conflict,
     Missing,
@@ -23,16 +24,44 @@ from moe_operator.errors import (
     Refused,
     SetupError,
     Unavailable,
-    from_answer,
 )
 from moe_operator.nodes import project
-from moe_operator.resources import RESOURCES, Resource
-from moe_operator.settings import ClientSettings
-from moe_operator.throttle import TokenBucket
+from moe_operator.resources import RESOURCES
 
-Manifest = dict[str, Any]
+__all__ = [
+    "ApiServer",
+    "Cluster",
+    "Endpoint",
+    "Manifest",
+    "connect",
+    "endpoint",
+    "load_credentials",
+]
+
 APPLY = "application/apply-patch+yaml"
-JSON = "application/json"
+
+
+class Endpoint(NamedTuple):
+    """Where the API server is and how to prove who we are, for another HTTP client (`main`)."""
+
+    server: str
+    verify: bool
+    ca_path: str | None
+    certificate_path: str | None
+    private_key_path: str | None
+    authorization: str | None
+    """Value of the Authorization header; a service account's token is read anew."""
+
+
+def endpoint(configuration: Any) -> Endpoint:
+    return Endpoint(
+        server=configuration.host,
+        verify=configuration.verify_ssl,
+        ca_path=configuration.ssl_ca_cert,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        authorization=configuration.get_api_key_with_prefix("BearerToken"),
+    )
 
 
 def load_credentials() -> Any:
@@ -54,84 +83,34 @@ def load_credentials() -> Any:
                 "no credentials for a Kubernetes API server: not in a pod with a service account, "
                 f"and no usable kubeconfig ({error}); set KUBECONFIG or run inside the cluster"
             ) from error
+    configuration.proxy = None  # the API server is asked directly, whatever the environment says
     # Only connecting is tried again: a request that was sent may have been carried out.
     configuration.retries = urllib3.Retry(total=2, connect=2, read=0, status=0, other=0, redirect=0)
     return configuration
 
 
-class ApiServer:
-    """One authenticated connection pool; `request` is thread-safe."""
+def connect(configuration: Any) -> Transport:
+    """The client's authenticated connection pool as a plain function; thread-safe."""
+    configuration.connection_pool_maxsize = 32
+    client = kubernetes.client.ApiClient(configuration)
 
-    def __init__(
-        self,
-        configuration: Any,
-        settings: ClientSettings,
-        monotonic: Callable[[], float],
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        configuration.connection_pool_maxsize = 32
-        self._client = kubernetes.client.ApiClient(configuration)
-        self._settings, self._sleep = settings, sleep
-        self._bucket = TokenBucket(settings.requests_per_second, settings.burst, monotonic)
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
-        content_type: str = JSON,
-        timeout_seconds: float | None = None,
-    ) -> bytes:
-        """Body of a 2xx answer; waits for its turn under the rate limit first.
-
-        Raises:
-            errors.OperatorError: by status (`errors.from_answer`); Unavailable without an answer.
-        """
-        if timeout_seconds is None:
-            self._sleep(self._bucket.reserve())
-            timeout = (
-                self._settings.connect_timeout_seconds, self._settings.read_timeout_seconds
-            )  # fmt: skip
-        else:  # the lease: it cannot wait in a line
-            timeout = (timeout_seconds, timeout_seconds)
+    def send(
+        method: str, path: str, query: Mapping[str, str], body: Manifest | None,
+        content_type: str, timeout_seconds: tuple[float, float],
+    ) -> Answer:  # fmt: skip
         headers = {"Accept": JSON, "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
         try:
-            serialized = self._client.param_serialize(
-                method, path, query_params=list((query or {}).items()), header_params=headers,
+            serialized = client.param_serialize(
+                method, path, query_params=list(query.items()), header_params=headers,
                 body=body, auth_settings=["BearerToken"],
             )  # fmt: skip
-            answer = self._client.call_api(*serialized, _request_timeout=timeout)
-            content: bytes = answer.read() or b""  # type: ignore[no-untyped-call]
+            answer = client.call_api(*serialized, _request_timeout=timeout_seconds)
+            content = answer.read()  # type: ignore[no-untyped-call]
         except (urllib3.exceptions.HTTPError, kubernetes.client.ApiException, OSError) as error:
             raise Unavailable(f"{method} {path}: no answer: {error}") from error
-        if 200 <= answer.status < 300:
-            return content
-        raise from_answer(f"{method} {path}", answer.status, answer.headers, content)
+        return Answer(answer.status, answer.headers, content or b"")
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> Manifest | None:
-        """The object, or None when there is none."""
-        try:
-            found: Manifest = json.loads(self.request("GET", path, query=query))
-        except Missing:
-            return None
-        return found
-
-    def list(self, resource: Resource, namespace: str | None, selector: str) -> Iterator[Manifest]:
-        """Every object that matches, page by page, with apiVersion and kind filled in."""
-        query = {"limit": str(self._settings.list_page)}
-        if selector:
-            query["labelSelector"] = selector
-        while True:
-            page = json.loads(self.request("GET", resource.path(namespace), query=query))
-            kind = str(page["kind"]).removesuffix("List")
-            for item in page.get("items") or []:
-                yield {"apiVersion": page["apiVersion"], "kind": kind, **item}
-            following = page.get("metadata", {}).get("continue")
-            if not following:
-                return
-            query["continue"] = following
+    return send
 
 
 class Cluster:

@@ -5,7 +5,7 @@
     │   ├── NotLeader        this process may not write (any more)
     │   ├── Conflict         409: the object changed since it was read, or another UID has its name
     │   │   └── AlreadyExists
-    │   └── Unavailable      429, 5xx, or no answer; `retry_after_seconds` when the server said so
+    │   └── Unavailable      401, 410, 429, 5xx, no answer; `retry_after_seconds` when the server said so
     ├── Missing              404 where an object was needed (its namespace, its CRD)
     └── Refused              400, 403, 413, 422: the API server will not take this as it is
 
@@ -80,7 +80,8 @@ def from_answer(
         return Missing(text)
     if status == 409:
         return AlreadyExists(text) if reason == "AlreadyExists" else Conflict(text)
-    if status == 429 or status >= 500 or status == 401:  # 401: a token is being renewed
+    # 401: a token is being renewed; 410: a list took longer than its snapshot was kept
+    if status in (401, 410, 429) or status >= 500:
         retry_after = headers.get("Retry-After", "")
         return Unavailable(text, float(retry_after) if retry_after.isdigit() else None)
     return Refused(text, status, reason)

@@ -83,3 +83,6 @@ class Settings:
     stuck_pass_seconds: float = 300.0
     """Liveness fails when one pass runs longer than this."""
     shutdown_seconds: float = 10.0
+    """For passes in progress when the process is asked to end."""
+    setup_wait_seconds: float = 15.0
+    """At start, for the API server to answer and to serve our kinds."""
