@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,15 @@ class CelRule:
         if not self.explain:
             return None
         quoted = self.explain.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{quoted}'.format([{', '.join(f'self.{path}' for path in self.values)}])"
+        scoped = (p if p.startswith("oldSelf.") else f"self.{p}" for p in self.values)
+        return f"'{quoted}'.format([{', '.join(scoped)}])"
+
+    def to_schema(self) -> dict[str, str]:
+        """An item of x-kubernetes-validations."""
+        schema = {"rule": self.cel, "message": self.message}
+        if self.message_expression is not None:
+            schema["messageExpression"] = self.message_expression
+        return schema
 
     def text(self, block: Block) -> str:
         """The message with this block's values in it."""
@@ -61,6 +70,23 @@ class Block(BaseModel):
         use_attribute_docstrings=True,
     )
     RULES: ClassVar[tuple[CelRule, ...]] = ()
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        schema = handler(core_schema)
+        whole = handler.resolve_ref_schema(schema)
+        for name, field in cls.model_fields.items():
+            entry = whole["properties"][field.alias or name]
+            # pydantic itself forgets the sentence of a block that has a default, and made defaults
+            if field.description:
+                entry["description"] = field.description
+            if field.default_factory is not None:
+                entry["default"] = field.get_default(call_default_factory=True)
+        if cls.RULES:
+            whole["x-kubernetes-validations"] = [rule.to_schema() for rule in cls.RULES]
+        return schema
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:
