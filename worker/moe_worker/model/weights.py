@@ -37,8 +37,8 @@ class LayerWeights:
     """Rows of q, then k, then v: [(num_heads + 2·num_kv_heads)·head_dim, H]."""
     o_HQ: Tensor
     moe_norm_H: Tensor
-    gate_EH: Tensor | None
-    """Router weight; None for a layer without experts."""
+    gate_EH: Tensor
+    """Router weight."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class SharedWeights:
             tensors.append(self.lm_head_VH)
         for layer in self.layers:
             tensors += [layer.attention_norm_H, layer.qkv_QH, layer.o_HQ, layer.moe_norm_H]
-            tensors += [] if layer.gate_EH is None else [layer.gate_EH]
+            tensors.append(layer.gate_EH)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -121,11 +121,7 @@ class Checkpoint:
             qkv_QH=torch.cat(qkv),
             o_HQ=self._read(f"{stem}.self_attn.o_proj.weight", device),
             moe_norm_H=self._read(f"{stem}.post_attention_layernorm.weight", device),
-            gate_EH=(
-                self._read(f"{stem}.block_sparse_moe.gate.weight", device)
-                if layer in self.arch.moe_layers
-                else None
-            ),
+            gate_EH=self._read(f"{stem}.block_sparse_moe.gate.weight", device),
         )
 
     def _read(self, name: str, device: str | torch.device) -> Tensor:

@@ -1,0 +1,35 @@
+"""Run one step: schedule → tensors → model → tokens. It changes no sequence.
+
+Only the KV cache is written, and running the same schedule again writes the same values; so a step
+that failed half-way is simply run again. Neighbours: `batch`, `sampler`, the transformer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moe_worker.engine import sampler
+from moe_worker.engine.batch import build_batch
+from moe_worker.engine.kv import KvCache
+from moe_worker.engine.scheduler import Schedule
+from moe_worker.model.transformer import Moe, Transformer
+
+
+class Runner:
+    def __init__(self, transformer: Transformer, kv: KvCache) -> None:
+        self.transformer = transformer
+        self.kv = kv
+        self.last_logits: Tensor | None = None
+        """Float32 [sampled, V] of the newest step, in the schedule's order."""
+
+    @torch.inference_mode()
+    def run(self, schedule: Schedule, moe: Moe) -> dict[str, int]:
+        """The next token of every sequence that samples, by request id.
+
+        With an empty schedule the model still calls `moe` for every layer, with no tokens.
+        """
+        device = self.transformer.shared.embedding_VH.device
+        batch = build_batch(schedule, self.kv.block_size, device)
+        self.last_logits = self.transformer.forward(batch, self.kv, moe)
+        return sampler.draw(self.last_logits, schedule)
