@@ -6,8 +6,8 @@ InvalidSpec`. Neighbours: `deployment.parse` asks; the operator merges what pass
 Free for users: labels and annotations of their own; scheduling (nodeSelector, affinity,
 tolerations, topologySpreadConstraints, priorityClassName, schedulerName, runtimeClassName);
 serviceAccountName, imagePullSecrets, securityContext, hostNetwork, DNS; more volumes, mounts and
-containers; and of our container `command` (how its image starts the worker), `securityContext`,
-`envFrom` and claims of devices.
+containers; and of our container `command` (how its image starts the worker), `image` (over `spec.worker.image`),
+variables, `securityContext` and claims of devices.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from moe_api import names
+from moe_api.workload import RESERVED_ENV_PREFIX
 
 RESERVED_VOLUME_PREFIX = "moe-"
 """All volumes the operator makes begin with this; an overlay's may not."""
@@ -40,8 +41,6 @@ POD_KEYS = {
 }
 CONTAINER_KEYS = {
     "args": "the operator tells the worker what to do",
-    "image": "set spec.worker.image instead",
-    "env": "set spec.worker.env instead",
     "ports": "ports of a worker are fixed",
     "readinessProbe": "the worker's own health decides",
     "livenessProbe": "the worker's own health decides",
@@ -99,14 +98,14 @@ def _in_spec(spec: Mapping[str, Any]) -> Iterator[Finding]:
     for key, way_out in POD_KEYS.items():
         if key in spec:
             yield f"spec.{key}", f"{way_out}, remove it"
-    yield from _in_volumes(spec.get("volumes"))
+    yield from _in_volumes(spec)
     for key in ("containers", "initContainers"):
-        yield from _in_containers(key, spec.get(key))
+        yield from _in_containers(spec, key)
 
 
-def _in_volumes(volumes: Any) -> Iterator[Finding]:
-    yield from _unnamed("spec.volumes", volumes, "name")
-    for volume in _maps(volumes):
+def _in_volumes(spec: Mapping[str, Any]) -> Iterator[Finding]:
+    yield from _unnamed(spec, "spec.volumes", "name")
+    for volume in _maps(spec.get("volumes")):
         name = str(volume.get("name", ""))
         if name.startswith(RESERVED_VOLUME_PREFIX):
             yield (
@@ -115,9 +114,9 @@ def _in_volumes(volumes: Any) -> Iterator[Finding]:
             )
 
 
-def _in_containers(key: str, containers: Any) -> Iterator[Finding]:
-    yield from _unnamed(f"spec.{key}", containers, "name")
-    for container in _maps(containers):
+def _in_containers(spec: Mapping[str, Any], key: str) -> Iterator[Finding]:
+    yield from _unnamed(spec, f"spec.{key}", "name")
+    for container in _maps(spec.get(key)):
         name = container.get("name")
         if name == names.WORKER_CONTAINER and key == "containers":
             yield from _in_worker(f"spec.{key}[{name}]", container)
@@ -133,7 +132,15 @@ def _in_worker(path: str, container: Mapping[str, Any]) -> Iterator[Finding]:
     for key in RESOURCE_KEYS:
         if isinstance(resources, Mapping) and key in resources:
             yield f"{path}.resources.{key}", "set spec.worker.resources instead, remove it"
-    yield from _unnamed(f"{path}.volumeMounts", container.get("volumeMounts"), "mountPath")
+    yield from _unnamed(container, f"{path}.env", "name")
+    for variable in _maps(container.get("env")):
+        name = str(variable.get("name", ""))
+        if name.startswith(RESERVED_ENV_PREFIX):
+            yield (
+                f"{path}.env[{name}]",
+                f"names beginning with {RESERVED_ENV_PREFIX} are the operator's, rename it",
+            )
+    yield from _unnamed(container, f"{path}.volumeMounts", "mountPath")
     for mount in _maps(container.get("volumeMounts")):
         where = str(mount.get("mountPath", ""))
         if f"{where.rstrip('/')}/".startswith(f"{RESERVED_MOUNT_DIR}/"):
@@ -143,10 +150,12 @@ def _in_worker(path: str, container: Mapping[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _unnamed(path: str, items: Any, key: str) -> Iterator[Finding]:
-    """A list merged by key needs that key in every item."""
-    if items is None:
+def _unnamed(owner: Mapping[str, Any], path: str, key: str) -> Iterator[Finding]:
+    """A list merged by key needs that key in every item; null would remove the operator's items."""
+    field = path.rsplit(".", 1)[1]
+    if field not in owner:
         return
+    items = owner[field]
     if isinstance(items, str) or not isinstance(items, Sequence):
         yield path, "write a list"
         return

@@ -38,8 +38,12 @@ def worker(**keys: Any) -> dict[str, Any]:
         ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers[0]"),
         ({"spec": {"initContainers": [{"name": "worker"}]}}, "spec.initContainers[worker]"),
         (worker(args=["x"]), "spec.containers[worker].args"),
-        (worker(image="x"), "spec.containers[worker].image"),
-        (worker(env=[]), "spec.containers[worker].env"),
+        (worker(env=None), "spec.containers[worker].env"),
+        (
+            worker(env=[{"name": "MOE_GROUP", "value": "1"}]),
+            "spec.containers[worker].env[MOE_GROUP]",
+        ),
+        ({"spec": {"containers": None}}, "spec.containers"),
         (worker(ports=[]), "spec.containers[worker].ports"),
         (worker(readinessProbe={}), "spec.containers[worker].readinessProbe"),
         (worker(livenessProbe={}), "spec.containers[worker].livenessProbe"),
@@ -69,6 +73,8 @@ def test_what_users_need_is_free() -> None:
                 {
                     "name": "worker",
                     "command": ["python", "-m", "moe_worker"],
+                    "image": "example.org/worker:2",
+                    "env": [{"name": "PATH", "value": "/usr/bin"}],
                     "resources": {"claims": [{"name": "gpu"}]},
                     "volumeMounts": [
                         {"name": "host-usr", "mountPath": "/usr"},
