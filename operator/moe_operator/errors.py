@@ -5,7 +5,7 @@
     │   ├── NotLeader        this process may not write (any more)
     │   ├── Conflict         409: the object changed since it was read, or another UID has its name
     │   │   └── AlreadyExists
-    │   └── Unavailable      401, 410, 429, 5xx, no answer; `retry_after_seconds` when the server said so
+    │   └── Unavailable      401, 410, 429, 5xx or no answer; may carry `retry_after_seconds`
     ├── Missing              404 where an object was needed (its namespace, its CRD)
     └── Refused              400, 403, 413, 422: the API server will not take this as it is
 

@@ -1,4 +1,4 @@
-"""Client of the workers' control API: many workers at once, and a silent one is a fact, no exception.
+"""Client of the workers' control API: many at once, and a silent worker is a fact, no exception.
 
 `observe` reads states and loads, `groups` and `rebalance` put plans, `members` drains. Targets are
 given as {key: address}; the answer for each key is the document or `Unreachable` with the reason.
