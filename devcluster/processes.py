@@ -20,6 +20,8 @@ from devcluster.waiting import wait_until
 
 MARK = "DEVCLUSTER_STATE"
 TAIL_LINES = 15
+EXEC_SECONDS = 0.5
+PF_KTHREAD = 0x00200000  # <linux/sched.h>, in the flags of /proc/PID/stat
 # Joins its cgroup and notes its process id before it becomes the program.
 LAUNCH = 'if [ -n "$1" ]; then echo $$ > "$1" || exit 1; fi; echo $$ > "$2"; shift 2; exec "$@"'
 
@@ -137,8 +139,28 @@ def _noted(pid_file: Path) -> int | None:
 
 def _is_ours(pid: int, state: Path) -> bool:
     """False for one that has ended and waits for its parent: its environment is empty."""
+    return f"{MARK}={state}".encode() in _environment(pid).split(b"\0")
+
+
+def _environment(pid: int) -> bytes:
+    """The process's environment as the kernel shows it; empty when it has ended or is not ours."""
+    folder = Path(f"/proc/{pid}")
+    deadline = time.monotonic() + EXEC_SECONDS
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        while True:
+            environment = (folder / "environ").read_bytes()
+            if environment or not _may_be_in_exec((folder / "stat").read_text()):
+                return environment
+            if time.monotonic() > deadline:  # it has none, as a program may
+                return environment
+            time.sleep(0.002)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
-    return f"{MARK}={state}".encode() in environment.split(b"\0")
+        return b""
+
+
+def _may_be_in_exec(stat: str) -> bool:
+    """For a moment of becoming another program, a living process shows no environment."""
+    # "PID (NAME) STATE …": the name may hold anything, so count from its end.
+    state, *fields = stat.rpartition(")")[2].split()
+    is_kernel_thread = bool(int(fields[5]) & PF_KTHREAD)
+    return state not in "ZX" and not is_kernel_thread
