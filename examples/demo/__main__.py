@@ -29,7 +29,7 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("interrupted; the cluster stays up: `make demo` again, or `make demo-down`")
         return 130
-    return _close(stage)
+    return _close(stage, options.cluster)
 
 
 def play(stage: Stage, cluster: str) -> None:
@@ -52,7 +52,7 @@ def play(stage: Stage, cluster: str) -> None:
     stage.measured.seconds_total = time.monotonic() - stage.started
 
 
-def _close(stage: Stage) -> int:
+def _close(stage: Stage, cluster: str) -> int:
     """Table, verdict, ways to look around, and last the line for programs."""
     table = Table("measured", "figure", title="moe-operator demo")
     for what, figure in report.rows(stage.measured):
@@ -61,7 +61,7 @@ def _close(stage: Stage) -> int:
     broken = report.broken_promises(stage.measured)
     for sentence in broken:
         stage.console.print(f"[red]not as promised:[/red] {sentence}", highlight=False)
-    stage.console.print(install.look_around(stage), markup=False, highlight=False)
+    stage.console.print(install.look_around(cluster), markup=False, highlight=False)
     print(report.json_line(stage.measured), flush=True)
     return 1 if broken else 0
 

@@ -30,6 +30,10 @@ class Kube:
     def kubectl(self, *arguments: str, timeout_seconds: float = 60) -> str:
         return self._run([self._kubectl, "-n", self.namespace, *arguments], timeout_seconds)
 
+    def apply(self, manifest: str) -> None:
+        """Server-side apply of a manifest given as text."""
+        self._run([self._kubectl, "apply", "--server-side", "-f", "-"], 60, manifest)
+
     def helm(self, *arguments: str, timeout_seconds: float = 180) -> str:
         return self._run([self._helm, *arguments], timeout_seconds)
 
@@ -68,11 +72,11 @@ class Kube:
             time.sleep(POLL_SECONDS)
         return time.monotonic() - started
 
-    def _run(self, argv: list[str], timeout_seconds: float) -> str:
+    def _run(self, argv: list[str], timeout_seconds: float, text: str = "") -> str:
         try:
             done = subprocess.run(
                 argv, env=self._environment, text=True, capture_output=True,
-                stdin=subprocess.DEVNULL, timeout=timeout_seconds,
+                input=text, timeout=timeout_seconds,
             )  # fmt: skip
         except FileNotFoundError as error:
             raise DemoError(f"{argv[0]} is not on PATH: install it, or use CLUSTER=own") from error

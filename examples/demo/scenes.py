@@ -217,9 +217,9 @@ def _settle(stage: Stage, epoch_before: int) -> None:
             shown = applied
             stage.say(f"epoch {applied} in force on every rank")
         done = _decision(stage, "Applied") is not None
-        return done and shown > epoch_before and stage.condition("Rebalancing").get(
-            "reason"
-        ) == "Idle"
+        return (
+            done and shown > epoch_before and stage.condition("Rebalancing").get("reason") == "Idle"
+        )
 
     stage.kube.wait(
         "the rebalance to be applied", arrived, SETTLE_SECONDS,
