@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from devcluster.build import CHECKOUT
 from devcluster.images import HOST_IMAGE
-from devcluster.overlay import CHECKOUT, host_overlay
+from devcluster.overlay import host_overlay
 
 CHART = CHECKOUT / "charts" / "moe-operator"
 MODEL_MOUNT = "/models/tiny-moe"

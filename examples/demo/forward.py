@@ -9,16 +9,16 @@ import subprocess
 import threading
 import time
 
-from moe_api.names import CONTROL_PORT, HTTP_PORT
-
 from examples.demo.kube import DemoError, Kube
+from moe_api.names import CONTROL_PORT, HTTP_PORT
 
 PORTS = {HTTP_PORT: "http", CONTROL_PORT: "control"}
 RECONNECT_SECONDS = 0.3
 
 
 class Forward:
-    """Local addresses of a pod or service; `close` ends it. A dead pod's forward never connects again."""
+    """Local addresses of a pod or service; `close` ends it. A dead pod's forward never connects
+    again."""
 
     def __init__(self, kube: Kube, target: str, ports: tuple[int, ...] = (HTTP_PORT,)) -> None:
         self.target = target

@@ -8,7 +8,6 @@ from pathlib import Path
 from devcluster import chart as devchart
 from devcluster import lifecycle, progress, spec
 from devcluster.errors import ClusterError
-
 from examples.demo.kube import DemoError, Kube
 from examples.demo.stage import DEPLOYMENT, Stage
 
@@ -72,11 +71,11 @@ def look_around(cluster: str) -> str:
         if cluster == "own"
         else ""
     )
-    stop = (
-        "make demo-down"
-        if cluster == "own"
-        else f"kubectl delete namespace {NAMESPACE}; helm uninstall {RELEASE} -n {OPERATOR_NAMESPACE}"
-    )
+    uninstall = f"helm uninstall {RELEASE} -n {OPERATOR_NAMESPACE}"
+    stop = {
+        "own": "make demo-down",
+        "current": f"kubectl delete namespace {NAMESPACE}; {uninstall}",
+    }[cluster]
     return (
         f"The cluster stays up. Look around:\n{environment}"
         f"  kubectl -n {NAMESPACE} get moed,xp,pods -o wide\n"

@@ -1,4 +1,5 @@
-"""The cluster as the demo sees it: kubectl and helm of the user's PATH or of our own test cluster."""
+"""The cluster as the demo sees it: kubectl and helm of the user's PATH or of our own test
+cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class Kube:
         timeout_seconds: float,
         tell: Callable[[], str] = lambda: "",
     ) -> float:
-        """Poll until `done`; returns the seconds it took, raises DemoError with what `tell` says."""
+        """Poll until `done`; returns the seconds it took, raises DemoError with what `tell`
+        says."""
         started = time.monotonic()
         while not done():
             if time.monotonic() - started > timeout_seconds:

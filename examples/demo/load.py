@@ -1,4 +1,5 @@
-"""What each rank really served, read from the workers' control ports; the demo's own measurement."""
+"""What each rank really served, read from the workers' control ports; the demo's own
+measurement."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 import numpy.typing as npt
+
+from examples.demo.forward import Forward
 from moe_api.load import LoadReport
 from moe_api.names import CONTROL_LOAD, CONTROL_PORT, CONTROL_STATE
 from moe_api.worker import WorkerState
 from moe_placement import score
-
-from examples.demo.forward import Forward
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from examples.demo.forward import Forward
 from examples.demo.kube import DemoError
@@ -185,13 +186,14 @@ def _watch(stage: Stage, workers: Workers, when: str, wanted_noise: float) -> fl
     return found
 
 
-def _draw(progress: Progress, bars: list[int], since: Reading, now: Reading) -> None:
+def _draw(progress: Progress, bars: Sequence[TaskID], since: Reading, now: Reading) -> None:
     """One bar per rank: its share of the layer that is worst off."""
     served_LR = now.served_LR - since.served_LR
     layer = int((served_LR.max(axis=1) / served_LR.sum(axis=1).clip(min=1)).argmax())
     for rank, bar in enumerate(bars):
         share = served_LR[layer, rank] / max(1.0, served_LR[layer].sum())
-        progress.update(bar, completed=share, figure=f"{share:5.1%} of layer {layer}")  # type: ignore[arg-type]
+        progress.update(bar, completed=share, figure=f"{share:5.1%} of layer {layer}")  # type:
+        ignore[arg - type]
 
 
 def _recommendation(stage: Stage) -> None:
@@ -238,7 +240,7 @@ def _settle(stage: Stage, epoch_before: int) -> None:
     )
 
 
-def _decision(stage: Stage, verdict: str) -> dict[str, object] | None:
+def _decision(stage: Stage, verdict: str) -> dict[str, Any] | None:
     decisions = stage.deployment().get("status", {}).get("decisions", [])
     return next((d for d in decisions if d.get("verdict") == verdict), None)
 

@@ -9,6 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import Console
+
+from examples.demo.forward import Forward, wait_until_open
+from examples.demo.kube import DemoError, Kube
+from examples.demo.load import Workers
+from examples.demo.report import Measured
 from moe_api.names import (
     CONTROL_PORT,
     CONTROL_TOKEN_FILE,
@@ -17,12 +23,6 @@ from moe_api.names import (
     control_secret_name,
     group_name,
 )
-from rich.console import Console
-
-from examples.demo.forward import Forward, wait_until_open
-from examples.demo.kube import DemoError, Kube
-from examples.demo.load import Workers
-from examples.demo.report import Measured
 
 DEPLOYMENT = "tiny-moe"
 

@@ -1,4 +1,5 @@
-"""Closed-loop traffic of one kind against every rank, counting honestly what became of each request."""
+"""Closed-loop traffic of one kind against every rank, counting honestly what became of each
+request."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class Outcomes:
 class Traffic:
     """`per_target` threads for each forward send completions until `stop`.
 
-    A 503 or 429 with Retry-After is an answer ("not now"), so the request is sent again and counted as
-    retried; everything else that is no 200 is a failure of the rank it was sent to.
+    A 503 or 429 with Retry-After is an answer ("not now"), so the request is sent again and
+    counted as retried; everything else that is no 200 is a failure of the rank it was sent to.
     """
 
     def __init__(
