@@ -52,7 +52,7 @@ class Kube:
         found: dict[str, Any] | None = json.loads(text) if text.strip() else None
         return found
 
-    def list(self, kind: str, selector: str) -> list[dict[str, Any]]:
+    def find(self, kind: str, selector: str) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = json.loads(
             self.kubectl("get", kind, "-l", selector, "-o", "json")
         )["items"]

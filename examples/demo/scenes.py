@@ -191,9 +191,8 @@ def _draw(progress: Progress, bars: Sequence[TaskID], since: Reading, now: Readi
     served_LR = now.served_LR - since.served_LR
     layer = int((served_LR.max(axis=1) / served_LR.sum(axis=1).clip(min=1)).argmax())
     for rank, bar in enumerate(bars):
-        share = served_LR[layer, rank] / max(1.0, served_LR[layer].sum())
-        progress.update(bar, completed=share, figure=f"{share:5.1%} of layer {layer}")  # type:
-        ignore[arg - type]
+        share = float(served_LR[layer, rank] / max(1.0, served_LR[layer].sum()))
+        progress.update(bar, completed=share, figure=f"{share:5.1%} of layer {layer}")
 
 
 def _recommendation(stage: Stage) -> None:

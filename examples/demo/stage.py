@@ -73,7 +73,7 @@ class Stage:
         return f"Ready: {ready.get('reason', 'no status yet')}: {ready.get('message', '')}"
 
     def pods(self) -> list[dict[str, Any]]:
-        return self.kube.list("pods", f"{LABEL_DEPLOYMENT}={DEPLOYMENT}")
+        return self.kube.find("pods", f"{LABEL_DEPLOYMENT}={DEPLOYMENT}")
 
     def forwards(self) -> list[Forward]:
         """A port-forward to every member of the plan in force, in the order of ranks."""
