@@ -60,7 +60,7 @@ HONOURED = frozenset(
 """Fields honoured with every value that the schema allows."""
 
 HONOURED_VALUES: dict[str, tuple[Any, ...]] = {
-    "kvCache.dtype": ("auto", "fp32", "bf16", "nvfp4"),
+    "kvCache.dtype": ("auto", "fp32", "bf16"),
     "kvCache.prefixCaching": (False,),
     "disruption.evacuateOnCordon": (False,),
     "security.networkPolicy": (False,),

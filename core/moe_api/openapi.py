@@ -69,7 +69,7 @@ class _Translation:
             return schema | _int_or_string(source, path)
         schema["type"] = source["type"]
         if self._defaults and source.get("default") is not None:
-            schema["default"] = source["default"]
+            schema["default"] = _without_nulls(source["default"])
         schema |= {key: source[key] for key in KEPT if key in source}
         schema |= {key: value for key, value in source.items() if key.startswith("x-kubernetes-")}
         match source["type"]:
@@ -113,8 +113,6 @@ class _Translation:
         own = {key: value for key, value in source.items() if key not in ("$ref", "title")}
         if "$ref" in source:
             target = self._flat(self._definitions[source["$ref"].rsplit("/", 1)[1]])
-            if "default" in own and target["type"] == "object":
-                own["default"] = {}
             return target | own
         if "anyOf" in source:
             kinds = [kind for kind in source["anyOf"] if kind.get("type") != "null"]
@@ -153,6 +151,13 @@ def _int_or_string(source: Schema, path: str) -> Schema:
         "anyOf": [{"type": "integer"}, {"type": "string"}],
         **{key: source[key] for key in KEPT if key in source},
     }
+
+
+def _without_nulls(default: Any) -> Any:
+    """A block's default holds its fields' defaults too: rules see it before those are filled in."""
+    if isinstance(default, dict):
+        return {k: _without_nulls(v) for k, v in default.items() if v is not None}
+    return default
 
 
 def _one_line(text: str) -> str:

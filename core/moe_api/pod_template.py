@@ -6,8 +6,8 @@ InvalidSpec`. Neighbours: `deployment.parse` asks; the operator merges what pass
 Free for users: labels and annotations of their own; scheduling (nodeSelector, affinity,
 tolerations, topologySpreadConstraints, priorityClassName, schedulerName, runtimeClassName);
 serviceAccountName, imagePullSecrets, securityContext, hostNetwork, DNS; more volumes, mounts and
-containers; and of our container `command` (how its image starts the worker), `image` (over `spec.worker.image`),
-variables, `securityContext` and claims of devices.
+containers; and of our container `command` (how its image starts the worker), `image` (over
+`spec.worker.image`), variables, `securityContext` and claims of devices.
 """
 
 from __future__ import annotations
