@@ -46,6 +46,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="serve only this namespace; repeat for more (default: the whole cluster)",
     )  # fmt: skip
     run.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="credentials (default: the pod's service account, else KUBECONFIG)",
+    )
+    run.add_argument(
         "--worker-image", metavar="IMAGE",
         help="image of worker pods whose MoEDeployment names none",
     )  # fmt: skip
@@ -111,6 +116,7 @@ def settings_from(options: argparse.Namespace) -> Settings:
         if getattr(options, option) <= 0:
             raise SetupError(f"--{option.replace('_', '-')} must be more than 0")
     return Settings(
+        kubeconfig=options.kubeconfig,
         namespaces=tuple(dict.fromkeys(options.namespace)),
         worker=worker_defaults(options.worker_defaults, options.worker_image),
         lease=lease,

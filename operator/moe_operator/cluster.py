@@ -64,34 +64,41 @@ def endpoint(configuration: Any) -> Endpoint:
     )
 
 
-def load_credentials() -> Any:
-    """Client configuration of the pod's service account, else of the kubeconfig.
+def load_credentials(kubeconfig: str | None = None) -> Any:
+    """Client configuration of `kubeconfig`, else of the pod's service account, else of KUBECONFIG.
 
     Raises:
-        SetupError: neither is there.
+        SetupError: none is there, or the file is no kubeconfig.
     """
     configuration = kubernetes.client.Configuration()
     try:
+        if kubeconfig is None and _in_cluster(configuration):
+            return configuration
+        kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]
+            config_file=kubeconfig, client_configuration=configuration
+        )
+    except kubernetes.config.ConfigException as error:
+        raise SetupError(
+            f"no credentials for a Kubernetes API server: {error} Run in a pod with a service "
+            "account, or give --kubeconfig FILE, or set KUBECONFIG"
+        ) from error
+    return configuration
+
+
+def _in_cluster(configuration: Any) -> bool:
+    try:
         kubernetes.config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     except kubernetes.config.ConfigException:
-        try:
-            kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]
-                client_configuration=configuration
-            )
-        except kubernetes.config.ConfigException as error:
-            raise SetupError(
-                "no credentials for a Kubernetes API server: not in a pod with a service account, "
-                f"and no usable kubeconfig ({error}); set KUBECONFIG or run inside the cluster"
-            ) from error
-    configuration.proxy = None  # the API server is asked directly, whatever the environment says
-    # Only connecting is tried again: a request that was sent may have been carried out.
-    configuration.retries = urllib3.Retry(total=2, connect=2, read=0, status=0, other=0, redirect=0)
-    return configuration
+        return False
+    return True
 
 
 def connect(configuration: Any) -> Transport:
     """The client's authenticated connection pool as a plain function; thread-safe."""
     configuration.connection_pool_maxsize = 32
+    configuration.proxy = None  # asked directly, whatever the environment says
+    # Only connecting is tried again: a request that was sent may have been carried out.
+    configuration.retries = urllib3.Retry(total=2, connect=2, read=0, status=0, other=0, redirect=0)
     client = kubernetes.client.ApiClient(configuration)
 
     def send(
@@ -174,30 +181,31 @@ class Cluster:
         }
         path = RESOURCES["Pod"].path(namespace, pod, "log")
         try:
-            return self._api.request("GET", path, query=query).decode(errors="replace")
+            return self._api.request("GET", path, query=query).decode(errors="replace") or None
         except (Missing, Refused):  # gone, or its container never started
             return None
 
     # Writing: each may raise NotLeader, Conflict, Unavailable, Missing or Refused.
 
     def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply under our field manager; `metadata.uid`, if given, must match."""
+        """Server-side apply under our field manager, forced: our fields are ours."""
         return self._apply(manifest, subresource=None)
 
     def apply_status(
         self, kind: str, namespace: str, name: str, status: Manifest,
-        resource_version: str | None = None, uid: str | None = None,
+        resource_version: str | None = None,
     ) -> Manifest | None:  # fmt: skip
         """Server-side apply on /status; None when the object is gone (that is no fault).
 
+        `resource_version` also tells an object from a later one of the same name; a UID would not:
+        the API server ignores all other metadata here.
+
         Raises:
-            Conflict: the object is not at `resource_version`, or is another than `uid`.
+            Conflict: the object is not at `resource_version`.
         """
         metadata = {"namespace": namespace, "name": name}
         if resource_version is not None:
             metadata["resourceVersion"] = resource_version
-        if uid is not None:
-            metadata["uid"] = uid
         body = {
             "apiVersion": RESOURCES[kind].api_version, "kind": kind,
             "metadata": metadata, "status": status,

@@ -105,7 +105,7 @@ class Lease:
             return None
         try:
             written = self._put(claim) if claim.version else self._create(claim)
-        except (Conflict, Missing):  # another candidate was faster
+        except Conflict:  # another candidate was faster
             return None
         with self._lock:
             self._election.won(written, sent_at)
@@ -119,8 +119,6 @@ class Lease:
                 renewal = self._election.renewal(self._clock.wall())
             try:
                 written = self._put(renewal)
-            except Missing:
-                return self._give_up("the lease was deleted")
             except Conflict:
                 stored = self._read_or_none()
                 with self._lock:

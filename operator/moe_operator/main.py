@@ -19,11 +19,13 @@ import aiohttp
 import kopf
 
 from moe_api import logs, names
-from moe_operator import arguments, reconcile
+from moe_operator import arguments
 from moe_operator.cluster import ApiServer, connect, endpoint, load_credentials
 from moe_operator.errors import SetupError
-from moe_operator.process import WATCHED_KINDS, Process, system_clock
+from moe_operator.process import WATCHED_KINDS, Process, Reconcile, system_clock
+from moe_operator.reconcile import reconcile
 from moe_operator.resources import RESOURCES
+from moe_operator.settings import Settings, WatchSettings
 
 LABELLED_KINDS = ("Pod", "Service", "ConfigMap", "PodDisruptionBudget", names.PLACEMENT_KIND)
 """Kinds of which only ours are watched, selected by the API server."""
@@ -35,18 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(options.log_level)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for every event else
     try:
-        return run(options)
+        return run(arguments.settings_from(options), reconcile)
     except SetupError as error:
         logger.error("%s", error)
         return 2
 
 
-def run(options: Any) -> int:
+def run(settings: Settings, reconcile: Reconcile) -> int:
     """From start to end; the exit code is 0 only when the end was asked for."""
-    settings = arguments.settings_from(options)
     clock = system_clock()
-    api = ApiServer(connect(load_credentials()), settings.client, clock.monotonic)
-    process = Process(settings, api, arguments.identity(), clock, reconcile.reconcile)
+    api = ApiServer(
+        connect(load_credentials(settings.kubeconfig)), settings.client, clock.monotonic
+    )
+    process = Process(settings, api, arguments.identity(), clock, reconcile)
     process.check_setup()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: process.end(0, signal.Signals(got).name))
@@ -80,7 +83,7 @@ class Watcher:
             asyncio.run(
                 kopf.operator(
                     registry=build_registry(self._process),
-                    settings=kopf_settings(),
+                    settings=kopf_settings(self._process.settings.watches),
                     standalone=True,
                     clusterwide=not namespaces,
                     namespaces=namespaces,
@@ -92,15 +95,15 @@ class Watcher:
                 self._process.end(1, "the watcher ended")
 
 
-def kopf_settings() -> kopf.OperatorSettings:
+def kopf_settings(watches: WatchSettings) -> kopf.OperatorSettings:
     """Everything that Kopf would otherwise decide by default, and a silent stream as a fault."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # our kinds are there (check_setup): no watch of all CRDs
-    settings.watching.server_timeout = 120.0
-    settings.watching.client_timeout = 150.0
+    settings.watching.server_timeout = watches.server_timeout_seconds
+    settings.watching.client_timeout = watches.server_timeout_seconds + 30.0
     settings.watching.connect_timeout = 5.0
-    settings.watching.inactivity_timeout = 70.0
+    settings.watching.inactivity_timeout = watches.inactivity_seconds
     settings.watching.reconnect_backoff = 0.5
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = 5.0
@@ -146,7 +149,7 @@ def build_registry(process: Process) -> kopf.OperatorRegistry:
 
 def open_session(process: Process) -> kopf.AiohttpSession:
     """A session with our own credentials, read anew, that reports every answer to a watch."""
-    told = endpoint(load_credentials())
+    told = endpoint(load_credentials(process.settings.kubeconfig))
     connection = kopf.ConnectionInfo(
         server=told.server,
         ca_path=told.ca_path,

@@ -139,7 +139,7 @@ class Process:
 
     def problems(self) -> list[str]:
         """Why this process should be restarted, for liveness."""
-        limit = self.settings.watch_stale_seconds
+        limit = self.settings.watches.stale_seconds
         found = [
             f"no watch of {kind} could be opened for {age:.0f} s"
             for kind, age in self.watches.ages().items()

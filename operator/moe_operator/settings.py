@@ -44,6 +44,18 @@ class ClientSettings:
 
 
 @dataclass(frozen=True)
+class WatchSettings:
+    """Streams of events; a silent one is a fault, because bookmarks come every minute."""
+
+    server_timeout_seconds: float = 120.0
+    """The API server ends every watch after this; it is opened again at once."""
+    inactivity_seconds: float = 70.0
+    """A watch without event or bookmark for this long is opened again."""
+    stale_seconds: float = 300.0
+    """Liveness fails when a watch could not be opened for this long."""
+
+
+@dataclass(frozen=True)
 class WorkerCallSettings:
     """Requests to workers' control listeners."""
 
@@ -67,19 +79,20 @@ class WorkerDefaults:
 
 @dataclass(frozen=True)
 class Settings:
+    kubeconfig: str | None = None
+    """None = the pod's service account, else the KUBECONFIG of the environment."""
     namespaces: tuple[str, ...] = ()
     """Empty = the whole cluster."""
     worker: WorkerDefaults = WorkerDefaults()
     lease: LeaseSettings = LeaseSettings()
     client: ClientSettings = ClientSettings()
+    watches: WatchSettings = WatchSettings()
     worker_calls: WorkerCallSettings = WorkerCallSettings()
     backoff: Backoff = field(default_factory=Backoff)
     reconcile_threads: int = 4
     resync_seconds: float = 300.0
     """Every object is reconciled at least this often (jittered by ±20 %)."""
     probe_port: int = 8080
-    watch_stale_seconds: float = 300.0
-    """Liveness fails when a watch could not be opened for this long."""
     stuck_pass_seconds: float = 300.0
     """Liveness fails when one pass runs longer than this."""
     shutdown_seconds: float = 10.0

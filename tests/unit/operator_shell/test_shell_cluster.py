@@ -75,12 +75,10 @@ def test_apply_is_server_side_forced_and_under_our_name() -> None:
 
 def test_a_status_goes_to_its_subresource_with_the_version_it_was_computed_from() -> None:
     wire = Wire([(200, {})])
-    cluster(wire).apply_status("MoEDeployment", "n", "d", {"ready": "1/1"}, "42", "u")
+    cluster(wire).apply_status("MoEDeployment", "n", "d", {"ready": "1/1"}, "42")
     _, path, _, body, _ = wire.asked[0]
     assert path == "/apis/moe-operator.dev/v1alpha1/namespaces/n/moedeployments/d/status"
-    assert body["metadata"] == {
-        "namespace": "n", "name": "d", "resourceVersion": "42", "uid": "u",
-    }  # fmt: skip
+    assert body["metadata"] == {"namespace": "n", "name": "d", "resourceVersion": "42"}
     assert body["status"] == {"ready": "1/1"}
 
 
