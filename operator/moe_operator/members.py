@@ -72,7 +72,6 @@ def judge(
             rank,
             member,
             by_uid.get(member.uid),
-            plan,
             unready_nodes,
             silent_seconds.get(member.uid, 0.0),
             suspected=_suspected(
@@ -102,7 +101,6 @@ def _judge_one(
     rank: int,
     member: Member,
     pod: PodView | None,
-    plan: GroupPlan,
     unready_nodes: Collection[str],
     silent_seconds: float,
     *,
@@ -113,7 +111,7 @@ def _judge_one(
     if evidence:
         return MemberView(rank, member, pod, MemberState.LOST, evidence)
     assert pod is not None, "a member without a pod is lost"
-    return MemberView(rank, member, pod, _alive_state(pod, plan))
+    return MemberView(rank, member, pod, _alive_state(pod))
 
 
 def _loss(
@@ -145,16 +143,16 @@ def _loss(
     return ""
 
 
-def _alive_state(pod: PodView, plan: GroupPlan) -> MemberState:
+def _alive_state(pod: PodView) -> MemberState:
     state = pod.state
     if pod.deleting or (state is not None and state.phase is WorkerPhase.DRAINING):
         return MemberState.DRAINING
     if state is None:
         # The kubelet's readiness probe is a second witness that it serves.
         return MemberState.SERVING if pod.ready else MemberState.JOINING
-    if state.phase is WorkerPhase.SERVING and state.generation == plan.generation:
-        return MemberState.SERVING
-    return MemberState.JOINING
+    # Also in the generation before: it serves on until all can switch.
+    serving = state.phase is WorkerPhase.SERVING
+    return MemberState.SERVING if serving else MemberState.JOINING
 
 
 def _suspected(member: Member, others: Sequence[WorkerState]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moe_api.document import DocumentError
+from moe_api.placement import MAX_STORED_BYTES
 from moe_api.plan import (
     GroupPlan,
     Member,
@@ -23,9 +24,6 @@ from moe_api.plan import (
 )
 from moe_api.worker import WorkerState
 from moe_operator.pods import PodView
-
-MAX_PLAN_BYTES = 700_000
-"""Above this an ExpertPlacement comes near etcd's limit for one object."""
 
 
 class PlanTooLarge(ValueError):
@@ -127,14 +125,21 @@ def first(
 
 
 def regrouped(
-    plan: GroupPlan, leader_epoch: int, members: Sequence[Member], slots_LRS: SlotsLRS,
+    plan: GroupPlan,
+    leader_epoch: int,
+    after: tuple[int, int],
+    members: Sequence[Member],
+    slots_LRS: SlotsLRS,
     limits: PlanLimits,
-) -> GroupPlan:  # fmt: skip
-    """The next generation. It names no previous placement: members load what they lack."""
+) -> GroupPlan:
+    """The next generation; numbers go on `after` (generation, epoch) of all that anyone has seen.
+
+    It names no previous placement: members load what they lack.
+    """
     update = {
         "leader_epoch": leader_epoch,
-        "generation": plan.generation + 1,
-        "epoch": plan.epoch + 1,
+        "generation": after[0] + 1,
+        "epoch": after[1] + 1,
         "members": list(members),
         "layers": encode_layers(slots_LRS),
         "limits": limits,
@@ -166,9 +171,9 @@ def raised(plan: GroupPlan, leader_epoch: int) -> GroupPlan:
 def _checked(plan: GroupPlan) -> GroupPlan:
     sealed = plan.sealed()
     size = len(sealed.to_json())
-    if size > MAX_PLAN_BYTES:
+    if size > MAX_STORED_BYTES:
         raise PlanTooLarge(
-            f"the plan of group {plan.group} has {size} bytes, at most {MAX_PLAN_BYTES} can be "
+            f"the plan of group {plan.group} has {size} bytes, at most {MAX_STORED_BYTES} can be "
             f"stored: {len(plan.members)} ranks × {len(plan.layers)} layers are too many, "
             "lower parallelism.expert or experts.slotsPerRank"
         )

@@ -1,7 +1,7 @@
 """The worker pod: what the operator makes, what overlays add, and the hash that tells a change.
 
-Pure. Later wins: what is built here, then the operator-wide overlay of the settings, then
-`spec.worker.podTemplate`, then the pod's identity. The hash covers whatever
+Pure. Later wins: what is built here, then the operator-wide overlay of the settings, then image,
+variables and resources of the spec, then `spec.worker.podTemplate`, then the pod's identity. The hash covers whatever
 needs a new pod to take effect and nothing else: a policy (replicas, draining, failures, topology)
 changes running pods never, so it is left at its default while hashing.
 Neighbours: `worker_config` (the mounted file, part of the hash), `overlay` (the merge), `children`.
@@ -31,6 +31,12 @@ Manifest = dict[str, Any]
 
 class NoImage(ValueError):
     """Neither the spec nor the operator's settings name a worker image."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "spec.worker.image is not set and the operator was installed without a default: "
+            "set spec.worker.image"
+        )
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,11 @@ def template_hash(
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
+def check_image(spec: MoEDeploymentSpec, defaults: WorkerDefaults) -> None:
+    """Raises NoImage: neither spec, overlays nor settings name one."""
+    _shared(Owner("", "", ""), spec, defaults, ("", ""))
+
+
 def _shared(
     owner: Owner,
     spec: MoEDeploymentSpec,
@@ -147,8 +158,31 @@ def _shared(
     token_secret: tuple[str, str],
 ) -> Manifest:
     """What all pods of the deployment have in common, overlays put on."""
-    base = _base(owner, spec, defaults, token_secret)
-    return merge(merge(base, defaults.pod_template), spec.worker.pod_template)
+    pod = _base(owner, spec, defaults, token_secret)
+    for overlay in (defaults.pod_template, _wishes(spec), spec.worker.pod_template):
+        pod = merge(pod, overlay)
+    if not _worker(pod).get("image"):
+        raise NoImage
+    return pod
+
+
+def _worker(pod: Manifest) -> Manifest:
+    worker: Manifest = next(
+        c for c in pod["spec"]["containers"] if c["name"] == names.WORKER_CONTAINER
+    )
+    return worker
+
+
+def _wishes(spec: MoEDeploymentSpec) -> Manifest:
+    """Fields of the spec that speak of the container, as an overlay."""
+    container: Manifest = {
+        "name": names.WORKER_CONTAINER,
+        "env": [variable.to_wire() for variable in spec.worker.env],
+        "resources": _resources(spec),
+    }
+    if spec.worker.image is not None:
+        container["image"] = spec.worker.image
+    return {"spec": {"containers": [container]}}
 
 
 def _base(
@@ -182,23 +216,16 @@ def _base(
 
 
 def _container(owner: Owner, spec: MoEDeploymentSpec, defaults: WorkerDefaults) -> Manifest:
-    image = spec.worker.image or defaults.image
-    if image is None:
-        raise NoImage(
-            "spec.worker.image is not set and the operator was installed without a default: "
-            "set spec.worker.image"
-        )
     return {
         "name": names.WORKER_CONTAINER,
-        "image": image,
+        "image": defaults.image,
         "imagePullPolicy": defaults.image_pull_policy,
         "args": ["serve"],
-        "env": _env(owner, spec),
+        "env": _env(owner),
         "ports": [
             {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"},
             {"name": "control", "containerPort": names.CONTROL_PORT, "protocol": "TCP"},
         ],
-        "resources": _resources(spec),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -210,7 +237,7 @@ def _container(owner: Owner, spec: MoEDeploymentSpec, defaults: WorkerDefaults) 
     }
 
 
-def _env(owner: Owner, spec: MoEDeploymentSpec) -> list[Manifest]:
+def _env(owner: Owner) -> list[Manifest]:
     from_pod = {
         names.ENV_NAMESPACE: "metadata.namespace",
         names.ENV_POD_NAME: "metadata.name",
@@ -218,7 +245,6 @@ def _env(owner: Owner, spec: MoEDeploymentSpec) -> list[Manifest]:
         names.ENV_POD_IP: "status.podIP",
     }
     return [
-        *(variable.to_wire() for variable in spec.worker.env),
         {"name": names.ENV_DEPLOYMENT, "value": owner.name},
         *(
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}

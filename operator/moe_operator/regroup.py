@@ -60,24 +60,24 @@ def regroup(
     fault = _fault(view, alive, lost, ages)
     if fault:
         for kept in (staying, alive):
-            if rules.can_serve(len(kept) + len(newcomers)):
-                return _next(view.stored.plan, rules, alive, kept, newcomers, fault)
+            if _can_serve(view.stored.plan, rules, len(kept) + len(newcomers)):
+                return _next(view, rules, alive, kept, newcomers, fault)
         return Regrouping(why=fault, short=True)
     if (leavers or newcomers) and view.settled():
-        if rules.can_serve(len(staying) + len(newcomers)):
+        if _can_serve(view.stored.plan, rules, len(staying) + len(newcomers)):
             why = _planned(leavers, newcomers)
-            return _next(view.stored.plan, rules, alive, staying, newcomers, why)
+            return _next(view, rules, alive, staying, newcomers, why)
     return Regrouping()
 
 
 def _form(view: GroupView, rules: GroupRules) -> Regrouping:
     """The first plan, once all wanted workers wait: contiguous blocks, no load is known."""
     ready = {pod.member: pod for pod in _candidates(view, rules)}
-    if rules.capacity is None or rules.model is None or len(ready) < rules.width:
+    if rules.model is None or len(ready) < rules.width:
         return Regrouping()
     pods = [ready[member] for member in range(rules.width)]
     slots = initial.contiguous(
-        rules.model.layers, rules.model.experts, rules.width, rules.capacity.slots
+        rules.model.layers, rules.model.experts, rules.width, rules.slots_per_rank
     )
     plan = plans.first(
         rules.namespace,
@@ -93,25 +93,35 @@ def _form(view: GroupView, rules: GroupRules) -> Regrouping:
 
 
 def _next(
-    plan: GroupPlan,
+    view: GroupView,
     rules: GroupRules,
     alive: list[MemberView],
     kept: list[MemberView],
     newcomers: list[PodView],
     why: str,
 ) -> Regrouping:
-    assert rules.capacity is not None, "can_serve was asked"
+    assert view.stored is not None, "members come from a stored plan"
+    plan = view.stored.plan
     states = [m.worker for m in alive if m.worker is not None]
     slots_LRS: SlotsLRS = plans.placed(plan, states).slots_LRS
     rows: list[int | None] = [m.rank for m in kept]
     slots = membership.admit(
         slots_LRS,
         rows + [None] * len(newcomers),
-        rules.capacity.experts,
-        rules.capacity.serving_slots,
+        plans.num_experts(slots_LRS),
+        slots_LRS.shape[2] - rules.spare_slots,
     )
     members = [m.member for m in kept] + [_member(pod, rules) for pod in newcomers]
-    return Regrouping(plans.regrouped(plan, rules.leader_epoch, members, slots, rules.limits), why)
+    after = _numbers_used(view)
+    next_plan = plans.regrouped(plan, rules.leader_epoch, after, members, slots, rules.limits)
+    return Regrouping(next_plan, why)
+
+
+def _can_serve(plan: GroupPlan, rules: GroupRules, num_ranks: int) -> bool:
+    """Whether a generation of this many ranks may serve and every expert finds room in it."""
+    slots_LRS = plan.slots()
+    room = num_ranks * slots_LRS.shape[2]
+    return num_ranks >= rules.min_serving_ranks and room >= plans.num_experts(slots_LRS)
 
 
 def _fault(view: GroupView, alive: list[MemberView], lost: list[MemberView], ages: Ages) -> str:
@@ -120,6 +130,9 @@ def _fault(view: GroupView, alive: list[MemberView], lost: list[MemberView], age
     plan = view.stored.plan
     if lost:
         return "; ".join(f"member {m.member.id} is lost: {m.evidence}" for m in lost)
+    ahead = [m.member.id for m in alive if m.worker and m.worker.generation > plan.generation]
+    if ahead:  # the stored plan is an older one, restored from somewhere
+        return f"members {ahead} are in a later generation than the stored {plan.generation}"
     unaware = [m for m in alive if m.state is MemberState.SERVING]
     if view.broken() and not unaware:
         return f"generation {plan.generation} broke and every member answers: they meet again"

@@ -9,7 +9,6 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from moe_api.deployment import MoEDeploymentSpec, physical_slots_per_rank, slots_per_rank
 from moe_api.plan import PlanLimits
 from moe_api.worker import ModelShape
 from moe_operator.members import MemberView, broke, in_force, judge
@@ -35,38 +34,17 @@ class Intent(StrEnum):
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """Room for experts on one rank and layer."""
-
-    experts: int
-    serving_slots: int
-    slots: int
-    """Serving and spare ones."""
-
-    def covers(self, num_ranks: int) -> bool:
-        """Whether this many ranks can hold every expert."""
-        return num_ranks * self.slots >= self.experts
-
-
-def capacity(spec: MoEDeploymentSpec, experts: int) -> Capacity:
-    width = spec.parallelism.expert
-    return Capacity(
-        experts,
-        slots_per_rank(spec.experts, experts, width),
-        physical_slots_per_rank(spec.experts, experts, width),
-    )
-
-
-@dataclass(frozen=True)
 class GroupRules:
     namespace: str
     deployment: str
     width: int
     template_hash: str
     leader_epoch: int
-    model: ModelShape | None
-    """None until a worker could read it."""
-    capacity: Capacity | None
+    model: ModelShape | None = None
+    """None until a worker of the present template could read it."""
+    slots_per_rank: int = 0
+    """Serving and spare slots on each rank in each layer; 0 while there is no model."""
+    spare_slots: int = 1
     limits: PlanLimits = field(default_factory=PlanLimits)
     min_serving_ranks: int = 1
     max_restarts: int = 5
@@ -76,11 +54,6 @@ class GroupRules:
     domains: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Per node name its topology domains, broad to narrow."""
     unready_nodes: Collection[str] = ()
-
-    def can_serve(self, num_ranks: int) -> bool:
-        """Whether a generation of this many ranks may serve and every expert finds room in it."""
-        enough = self.capacity is not None and self.capacity.covers(num_ranks)
-        return enough and num_ranks >= self.min_serving_ranks
 
 
 @dataclass(frozen=True)
@@ -122,6 +95,10 @@ class GroupView:
             if not self.settled():
                 facts.add(("unsettled", *fence))
         return facts
+
+    def running(self, rules: GroupRules) -> int:
+        """Ready pods of the present template."""
+        return sum(pod.active and pod.ready for pod in self.current(rules))
 
     def settled(self) -> bool:
         """Every member of the stored plan answered and runs it (or agreed to abandon its wave)."""

@@ -1,0 +1,123 @@
+"""Can this spec be served at all? By the spec alone first, then by what workers read of the model.
+
+Pure; the outcome is the condition `Accepted`. A verdict about the model is remembered in that
+condition until the spec changes, since its witnesses (the pods) are removed.
+Neighbours: `reconcile` asks; `rollout` turns a refusal into what becomes of the groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moe_api.conditions import Condition, ConditionType, Reason, find
+from moe_api.deployment import InvalidSpec, MoEDeploymentSpec, parse, slots_per_rank
+from moe_api.worker import ModelShape
+from moe_operator.pod_manifest import NoImage, check_image
+from moe_operator.pods import PodView
+from moe_operator.settings import WorkerDefaults
+from moe_operator.worker_config import ModelSourceUnsupported, model_source
+
+MODEL_REASONS = (
+    Reason.MODEL_HAS_NO_EXPERTS,
+    Reason.MODEL_UNREADABLE,
+    Reason.INSUFFICIENT_SLOTS,
+)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    reason: Reason
+    message: str
+
+    @property
+    def accepted(self) -> bool:
+        return self.reason is Reason.VALID
+
+    @property
+    def blames_model(self) -> bool:
+        """Workers had to run to find out; they are of no use now."""
+        return self.reason in MODEL_REASONS
+
+
+VALID = Acceptance(Reason.VALID, "the spec can be served")
+
+
+def judge_manifest(
+    manifest: Mapping[str, Any], defaults: WorkerDefaults
+) -> tuple[MoEDeploymentSpec | None, Acceptance]:
+    """The spec as written (None when it cannot even be read), and whether it can be served."""
+    try:
+        spec = parse(manifest)
+    except InvalidSpec as error:
+        return None, Acceptance(Reason.INVALID_SPEC, str(error))
+    return spec, _judge_spec(spec, defaults)
+
+
+def judge_model(
+    spec: MoEDeploymentSpec,
+    pods: Sequence[PodView],
+    model: ModelShape | None,
+    generation: int,
+    previous: Iterable[Condition],
+) -> Acceptance:
+    """Whether the model that workers of the present template (`pods`) read fits the spec."""
+    for pod in pods:
+        state = pod.state
+        if pod.worker_failed and state is not None:
+            for reason in (Reason.MODEL_HAS_NO_EXPERTS, Reason.MODEL_UNREADABLE):
+                if state.error_reason == reason.value:
+                    message = f"spec.model.uri {spec.model.uri}: {state.last_error or reason.value}"
+                    return Acceptance(reason, message)
+    if model is not None:
+        return _judge_shape(spec, model)
+    return _remembered(generation, previous)
+
+
+def _judge_spec(spec: MoEDeploymentSpec, defaults: WorkerDefaults) -> Acceptance:
+    try:
+        model_source(spec.model.uri)
+    except ModelSourceUnsupported as error:
+        return Acceptance(Reason.MODEL_SOURCE_UNSUPPORTED, str(error))
+    if spec.failure_policy.mode != "Elastic":
+        return Acceptance(
+            Reason.FAILURE_MODE_UNSUPPORTED,
+            f"spec.failurePolicy.mode {spec.failure_policy.mode} is not supported by this version: "
+            "use Elastic",
+        )
+    try:
+        check_image(spec, defaults)
+    except NoImage as error:
+        return Acceptance(Reason.INVALID_SPEC, str(error))
+    return VALID
+
+
+def _judge_shape(spec: MoEDeploymentSpec, model: ModelShape) -> Acceptance:
+    width = spec.parallelism.expert
+    if model.experts < 1 or model.layers < 1:
+        return Acceptance(
+            Reason.MODEL_HAS_NO_EXPERTS,
+            f"spec.model.uri {spec.model.uri}: the model has no layer with experts",
+        )
+    slots = slots_per_rank(spec.experts, model.experts, width)
+    if slots * width < model.experts:
+        needed = -(-model.experts // width)
+        return Acceptance(
+            Reason.INSUFFICIENT_SLOTS,
+            f"spec.experts.slotsPerRank {slots} on {width} ranks gives {slots * width} slots for "
+            f"{model.experts} experts: set it to {needed} or more, or raise parallelism.expert",
+        )
+    return VALID
+
+
+def _remembered(generation: int, previous: Iterable[Condition]) -> Acceptance:
+    condition = find(previous, ConditionType.ACCEPTED)
+    if (
+        condition is not None
+        and condition.status == "False"
+        and condition.observed_generation == generation
+        and condition.reason in {reason.value for reason in MODEL_REASONS}
+    ):
+        return Acceptance(Reason(condition.reason), condition.message)
+    return VALID
