@@ -75,6 +75,7 @@ def _hold(options: argparse.Namespace, say: Say) -> int:
         finally:
             if not was_running:
                 lifecycle.down(options.name, say)
+            session.unlink()
     return 0
 
 

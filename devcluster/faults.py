@@ -38,7 +38,7 @@ def power_loss(cluster: Cluster, node: Node) -> Iterator[None]:
 @contextmanager
 def api_server_outage(cluster: Cluster) -> Iterator[None]:
     """The API server is not there; afterwards it is ready again."""
-    processes.stop(cluster.instance.state, controlplane.API_SERVER)
+    processes.kill(cluster.instance.state, controlplane.API_SERVER)
     try:
         yield
     finally:

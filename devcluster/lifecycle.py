@@ -56,6 +56,7 @@ def down(name: str, say: Say) -> None:
     instance = Instance.named(name)
     with _changing(instance, say):
         _remove(instance)
+        instance.lock.unlink()
     say(f"cluster {name!r} is gone")
 
 
@@ -98,6 +99,8 @@ def _start(instance: Instance, spec: ClusterSpec, built: Binaries, say: Say) -> 
     cluster = _plan(instance, spec, built, None)
     cluster.control_plane.start_store()
     _start_control_plane(cluster, say)
+    _await_service_accounts(cluster)
+    say("controllers at work")
     cluster.save()
     return cluster
 
@@ -123,6 +126,7 @@ def _start_with_nodes(instance: Instance, spec: ClusterSpec, built: Binaries, sa
     say("containerd has its images")
     for node in cluster.nodes:
         node.start_kubelet(cgroups, cluster.control_plane.credentials)
+    _await_service_accounts(cluster)
     _await_nodes(cluster)
     _label_nodes(cluster)
     say(f"{len(cluster.nodes)} nodes are Ready")
@@ -147,14 +151,17 @@ def _start_control_plane(cluster: Cluster, say: Say) -> None:
     plane.start_api_server(cluster.api)
     say(f"API server ready at {cluster.url}")
     plane.start_controllers()
-    # Pods can be created in a namespace as soon as its default service account is there.
+
+
+def _await_service_accounts(cluster: Cluster) -> None:
+    """Wait for the controllers' first work: without it no pod can be made."""
+    names = cluster.control_plane.process_names
     wait_until(
         lambda: _exists(cluster, "/api/v1/namespaces/default/serviceaccounts/default"),
         60,
         "the controllers to make the default service account",
-        check=lambda: processes.require(cluster.instance.state, plane.process_names),
+        check=lambda: processes.require(cluster.instance.state, names),
     )
-    say("controllers at work")
 
 
 def _exists(cluster: Cluster, path: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from devcluster.command import SEARCH_PATH
-from devcluster.errors import ClusterError, ComponentDied
+from devcluster.errors import ComponentDied
 from devcluster.waiting import wait_until
 
 MARK = "DEVCLUSTER_STATE"
@@ -70,18 +70,14 @@ def require(state: Path, names: Sequence[str]) -> None:
             raise ComponentDied(f"{name} has ended.{last_lines(log_file(state, name))}")
 
 
-def stop(state: Path, name: str, seconds: float = 15) -> None:
-    """End a process in good order, then by force; nothing to do when it is not running."""
-    for wanted in (signal.SIGTERM, signal.SIGKILL):
+def kill(state: Path, name: str, seconds: float = 20) -> None:
+    """End a process at once; nothing to do when it is not running."""
+
+    def running() -> set[int]:
         pid = pid_of(state, name)
-        if pid is None:
-            return
-        send(pid, wanted)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and pid_of(state, name) is not None:
-            time.sleep(0.02)
-    if pid_of(state, name) is not None:
-        raise ClusterError(f"{name} cannot be ended, not even by SIGKILL")
+        return set() if pid is None else {pid}
+
+    kill_all(running, seconds, name)
 
 
 def marked(state: Path) -> set[int]:

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from devcluster.instance import Instance
 from devcluster.overlay import host_overlay
 from devcluster.spec import GPU, RACK, ZONE, control_plane_only, with_nodes
 from devcluster.waiting import wait_until
+from tests.support.cluster_fixtures import fresh_namespace
 
 pytestmark = pytest.mark.cluster
 
@@ -80,23 +82,28 @@ def _ready_pods(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
     return [pod for pod in pods if is_ready(pod)]
 
 
+@pytest.fixture(scope="module")
+def echo(cluster: Cluster) -> Iterator[str]:
+    """A namespace with a deployment of three pods behind a service."""
+    with fresh_namespace(cluster) as namespace:
+        path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+        cluster.api.request("POST", path, _deployment(3))
+        spec = {"selector": LABELS, "ports": [{"port": 8000}]}
+        service = {"metadata": {"name": "echo"}, "spec": spec}
+        cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/services", service)
+        yield namespace
+
+
 @pytest.fixture
-def pods(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
-    """Three ready pods, one on each node, behind a service."""
-    path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
-    cluster.api.request("POST", path, _deployment(3))
-    service = {
-        "metadata": {"name": "echo"},
-        "spec": {"selector": LABELS, "ports": [{"port": 8000}]},
-    }
-    cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/services", service)
+def pods(cluster: Cluster, echo: str) -> list[dict[str, Any]]:
+    """The deployment's pods, ready, in the order of their nodes."""
     wait_until(
-        lambda: len(_ready_pods(cluster, namespace)) == 3,
+        lambda: len(_ready_pods(cluster, echo)) == 3,
         90,
         "3 ready pods",
-        explain=lambda: cluster.kubectl("describe", "pods", "-n", namespace)[-3000:],
+        explain=lambda: cluster.kubectl("describe", "pods", "-n", echo)[-3000:],
     )
-    return sorted(_ready_pods(cluster, namespace), key=lambda pod: str(pod["spec"]["nodeName"]))
+    return sorted(_ready_pods(cluster, echo), key=lambda pod: str(pod["spec"]["nodeName"]))
 
 
 def _fetch(address: str) -> str:
@@ -109,24 +116,26 @@ def _exec(cluster: Cluster, pod: dict[str, Any], *command: str) -> str:
     return cluster.kubectl("exec", "-n", namespace, name, "--", *command)
 
 
-def _fetch_from(cluster: Cluster, pod: dict[str, Any], address: str) -> str:
-    """Ask from inside a pod."""
-    call = f"u.urlopen('http://{address}:8000/', timeout=5)"
-    script = f"import urllib.request as u; print({call}.read().decode())"
-    return _exec(cluster, pod, "python", "-c", script).strip()
+def _fetch_from(cluster: Cluster, pod: dict[str, Any], addresses: list[str]) -> list[str]:
+    """Ask each address from inside a pod."""
+    script = (
+        "import sys, urllib.request as u\n"
+        "for a in sys.argv[1:]: print(u.urlopen(f'http://{a}:8000/', timeout=5).read().decode())"
+    )
+    return _exec(cluster, pod, "python", "-c", script, *addresses).split()
 
 
 def test_pods_talk_across_nodes_and_through_a_service(
-    cluster: Cluster, namespace: str, pods: list[dict[str, Any]]
+    cluster: Cluster, echo: str, pods: list[dict[str, Any]]
 ) -> None:
     nodes = [pod["spec"]["nodeName"] for pod in pods]
     assert nodes == ["node1", "node2", "node3"]
+    addresses = [pod["status"]["podIP"] for pod in pods]
+    assert [_fetch(address) for address in addresses] == nodes
     for pod in pods:
-        assert _fetch(pod["status"]["podIP"]) == pod["spec"]["nodeName"]
-        for other in pods:
-            assert _fetch_from(cluster, pod, other["status"]["podIP"]) == other["spec"]["nodeName"]
-    service = cluster.api.get(f"/api/v1/namespaces/{namespace}/services/echo")
-    assert _fetch_from(cluster, pods[0], service["spec"]["clusterIP"]) in nodes
+        assert _fetch_from(cluster, pod, addresses) == nodes
+    service = cluster.api.get(f"/api/v1/namespaces/{echo}/services/echo")["spec"]["clusterIP"]
+    assert set(_fetch_from(cluster, pods[0], [service] * 5)) <= set(nodes)
 
 
 def test_a_pod_runs_the_checkouts_python_as_an_unprivileged_user(
@@ -143,12 +152,10 @@ def test_a_pod_runs_the_checkouts_python_as_an_unprivileged_user(
         _exec(cluster, pods[0], "sh", "-c", "touch /usr/here")
 
 
-def test_logs_and_port_forward(
-    cluster: Cluster, namespace: str, pods: list[dict[str, Any]]
-) -> None:
+def test_logs_and_port_forward(cluster: Cluster, echo: str, pods: list[dict[str, Any]]) -> None:
     name = pods[1]["metadata"]["name"]
-    assert "serving on node2" in cluster.kubectl("logs", "-n", namespace, name)
-    with _port_forward(cluster, namespace, name) as url, urllib.request.urlopen(url) as answer:
+    assert "serving on node2" in cluster.kubectl("logs", "-n", echo, name)
+    with _port_forward(cluster, echo, name) as url, urllib.request.urlopen(url) as answer:
         assert answer.read() == b"node2"
 
 
@@ -184,23 +191,23 @@ def test_helm_and_kubectl_are_there(cluster: Cluster) -> None:
 
 
 def test_a_frozen_container_answers_nothing_until_it_is_thawed(
-    cluster: Cluster, namespace: str, pods: list[dict[str, Any]]
+    cluster: Cluster, echo: str, pods: list[dict[str, Any]]
 ) -> None:
     pod = pods[2]
-    with faults.frozen(cluster, namespace, pod["metadata"]["name"], "echo"):
+    with faults.frozen(cluster, echo, pod["metadata"]["name"], "echo"):
         with pytest.raises(TimeoutError):
             _fetch(pod["status"]["podIP"])
     assert _fetch(pod["status"]["podIP"]) == "node3"
 
 
 def test_a_crashed_container_is_restarted(
-    cluster: Cluster, namespace: str, pods: list[dict[str, Any]]
+    cluster: Cluster, echo: str, pods: list[dict[str, Any]]
 ) -> None:
     name = pods[0]["metadata"]["name"]
-    faults.crash(cluster, namespace, name, "echo")
+    faults.crash(cluster, echo, name, "echo")
 
     def restarted() -> bool:
-        pod = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+        pod = cluster.api.get(f"/api/v1/namespaces/{echo}/pods/{name}")
         return is_ready(pod) and pod["status"]["containerStatuses"][0]["restartCount"] == 1
 
     wait_until(restarted, 60, "the container's second life")
@@ -216,14 +223,14 @@ def test_a_cut_cable_is_seen_and_mended(cluster: Cluster, pods: list[dict[str, A
 
 
 def test_a_node_comes_back_after_a_power_loss(
-    cluster: Cluster, namespace: str, pods: list[dict[str, Any]]
+    cluster: Cluster, echo: str, pods: list[dict[str, Any]]
 ) -> None:
     node = cluster.node("node2")
     with faults.power_loss(cluster, node):
         assert Cgroups.of_machine().processes(node.cgroup) == set()
         _wait_for_nodes(cluster, lambda unready: unready == {"node2"})
     assert cluster.problems() == []
-    wait_until(lambda: len(_ready_pods(cluster, namespace)) == 3, 90, "3 ready pods again")
+    wait_until(lambda: len(_ready_pods(cluster, echo)) == 3, 90, "3 ready pods again")
 
 
 def test_an_api_server_outage_does_not_stop_pods(
@@ -277,7 +284,7 @@ def test_a_control_plane_that_lost_a_process_is_started_anew() -> None:
 
 def _traces(instance: Instance) -> list[str]:
     """Whatever on this machine still carries the instance's name."""
-    mounts = open("/proc/self/mountinfo").read().splitlines()
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     rules = subprocess.run(["iptables", "-S"], capture_output=True, text=True).stdout.splitlines()
     return [
         *(f"process {pid}" for pid in processes.marked(instance.state)),

@@ -48,19 +48,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """A fresh namespace, in the full cluster when the test asks for that, else in `api_server`."""
     full = "cluster" in request.fixturenames
-    cluster: Cluster = request.getfixturevalue("cluster" if full else "api_server")
+    with fresh_namespace(request.getfixturevalue("cluster" if full else "api_server")) as name:
+        yield name
+
+
+@contextmanager
+def fresh_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace for the time of the context, ready for pods."""
     name = f"test-{secrets.token_hex(4)}"
     path = f"/api/v1/namespaces/{name}"
     cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     # Without its service account no pod can be made in it.
     wait_until(lambda: _exists(cluster, f"{path}/serviceaccounts/default"), 30, f"namespace {name}")
-    yield name
-    now = "gracePeriodSeconds=0&propagationPolicy=Background"
-    cluster.api.request("DELETE", f"{path}/pods?{now}")
-    cluster.api.request("DELETE", path)
-    if full:  # the next test wants the machine's processors for itself
+    try:
+        yield name
+    finally:
+        now = "gracePeriodSeconds=0&propagationPolicy=Background"
+        cluster.api.request("DELETE", f"{path}/pods?{now}")
+        cluster.api.request("DELETE", path)
+    if cluster.nodes:  # the next test wants the machine's processors for itself
         wait_until(
-            lambda: not cluster.api.get(f"{path}/pods")["items"], 60, f"end of pods of {name}"
+            lambda: not cluster.api.get(f"{path}/pods")["items"], 60, f"the end of {name}'s pods"
         )
 
 
