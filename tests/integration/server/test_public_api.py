@@ -1,0 +1,336 @@
+"""The public API over real sockets and a scripted engine: answers, streams, refusals, cancels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from moe_api import names
+from moe_api.worker import ApiLimits, WorkerPhase
+from tests.support.byte_tokenizer import END, byte_tokenizer
+from tests.support.fake_engine import FakeEngine, Script
+from tests.support.http_worker import MODEL_NAME, HttpWorker, http_worker
+from tests.support.until import until
+
+TOKENIZER = byte_tokenizer()
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def saying(text: str) -> Script:
+    return lambda prompt: TOKENIZER.encode(text + END).ids
+
+
+def for_ever(prompt: Sequence[int]) -> Iterator[int]:
+    while True:
+        yield from b"abcdefgh"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., tuple[FakeEngine, HttpWorker]]]:
+    """Starts a worker whose engine follows a script; stopped after the test."""
+    open_workers = []
+
+    def start(
+        script: Script = for_ever, limits: ApiLimits | None = None, **engine: Any
+    ) -> tuple[FakeEngine, HttpWorker]:
+        fake = FakeEngine(script, **engine)
+        worker = http_worker(fake, limits)
+        open_workers.append(worker)
+        return fake, worker.__enter__()
+
+    yield start
+    for worker in open_workers:
+        worker.__exit__(None, None, None)
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL_NAME, "messages": HELLO, **fields}
+
+
+def text_body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL_NAME, "prompt": "hi", **fields}
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """Parsed events of a whole stream; every line must be one."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    return [
+        line[6:] if line == "data: [DONE]" else json.loads(line[6:], parse_constant=no_constant)
+        for line in lines
+    ]
+
+
+def no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_a_whole_chat_answer(serve: Any) -> None:
+    _, worker = serve(saying("Hello 😀"))
+    with worker.client() as client:
+        response = client.post(CHAT, json=chat_body(temperature=0))
+    answer = response.json()
+    assert response.status_code == 200
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == MODEL_NAME
+    assert answer["id"] == response.headers["x-request-id"]
+    [choice] = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello 😀"}
+    assert choice["finish_reason"] == "stop"
+    prompt_tokens = len(TOKENIZER.encode("<|user|>\nhi<|end|>\n<|assistant|>\n").ids)
+    assert answer["usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 8,
+        "total_tokens": prompt_tokens + 8,
+    }
+
+
+def test_a_chat_stream_begins_with_the_role_and_ends_with_done(serve: Any) -> None:
+    _, worker = serve(saying("Hi 😀!"))
+    with worker.client() as client:
+        body = chat_body(stream=True, stream_options={"include_usage": True})
+        response = client.post(CHAT, json=body)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *chunks, usage, done = events(response)
+    assert done == "[DONE]"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [c["choices"][0]["delta"].get("content", "") for c in chunks[1:]] == [
+        "H", "i", " ", "😀", "!", "",
+    ]  # fmt: skip
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 6 + ["stop"]
+    assert all(c["usage"] is None for c in chunks)
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 6
+    assert {c["id"] for c in [*chunks, usage]} == {response.headers["x-request-id"]}
+
+
+def test_without_asking_a_stream_has_no_usage(serve: Any) -> None:
+    _, worker = serve(saying("a"))
+    with worker.client() as client:
+        *chunks, done = events(client.post(CHAT, json=chat_body(stream=True)))
+    assert done == "[DONE]"
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_text_completions_whole_and_streamed(serve: Any) -> None:
+    engine, worker = serve(saying("xyz"))
+    with worker.client() as client:
+        whole = client.post(TEXT, json=text_body(prompt=[1, 2, 3], max_tokens=2)).json()
+        *chunks, _ = events(client.post(TEXT, json=text_body(stream=True)))
+    assert whole["object"] == "text_completion"
+    assert whole["choices"][0]["text"] == "xy"
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["usage"]["prompt_tokens"] == 3
+    assert engine.submitted[0][0] == (1, 2, 3)
+    assert "".join(c["choices"][0]["text"] for c in chunks) == "xyz"
+
+
+def test_e06_a_limit_in_mid_character_flushes_valid_text(serve: Any) -> None:
+    _, worker = serve(saying("a😀"))
+    with worker.client() as client:
+        whole = client.post(TEXT, json=text_body(max_tokens=2)).json()
+        *chunks, _ = events(client.post(TEXT, json=text_body(max_tokens=2, stream=True)))
+    assert whole["choices"][0]["text"] == "a\ufffd"
+    assert "".join(c["choices"][0]["text"] for c in chunks) == "a\ufffd"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_text_and_the_engines_work(serve: Any, stream: bool) -> None:
+    engine, worker = serve(for_ever)
+    with worker.client() as client:
+        response = client.post(CHAT, json=chat_body(stop=["zzz", "efg"], stream=stream))
+    if stream:
+        chunks = events(response)[:-1]
+        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
+        reason = chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        choice = response.json()["choices"][0]
+        text, reason = choice["message"]["content"], choice["finish_reason"]
+        assert response.json()["usage"]["completion_tokens"] == 7
+    assert (text, reason) == ("abcd", "stop")
+    until(lambda: engine.num_running == 0, "the engine gave the request up")
+    until(lambda: worker.outcomes() == {"stop": 1}, "counted as ended by a stop")
+
+
+def test_the_official_client_understands_it_all(serve: Any) -> None:
+    _, worker = serve(saying("Hello"))
+    with openai.OpenAI(base_url=f"{worker.public_url}/v1", api_key="none") as client:
+        assert [model.id for model in client.models.list()] == [MODEL_NAME]
+        whole = client.chat.completions.create(model=MODEL_NAME, messages=HELLO)  # type: ignore[arg-type]
+        assert whole.choices[0].message.content == "Hello"
+        assert whole.usage is not None
+        stream = client.chat.completions.create(
+            model=MODEL_NAME,
+            messages=HELLO,  # type: ignore[arg-type]
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = list(stream)
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == "Hello"
+        assert chunks[-1].usage == whole.usage
+        assert client.completions.create(model=MODEL_NAME, prompt="x").choices[0].text == "Hello"
+        with pytest.raises(openai.BadRequestError, match="at least one token"):
+            client.completions.create(model=MODEL_NAME, prompt="")
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.chat.completions.create(model="other", messages=HELLO)  # type: ignore[arg-type]
+
+
+def test_models_are_listed_and_found(serve: Any) -> None:
+    _, worker = serve()
+    with worker.client() as client:
+        [model] = client.get("/v1/models").json()["data"]
+        assert model["id"] == MODEL_NAME
+        assert client.get(f"/v1/models/{MODEL_NAME}").json() == model
+        assert client.get("/v1/models/org/other").status_code == 404
+
+
+def test_unknown_routes_and_methods_have_openais_shape(serve: Any) -> None:
+    _, worker = serve()
+    with worker.client() as client:
+        for method, path, status in (
+            ("GET", "/nothing", 404),
+            ("GET", "/v1/models/", 404),
+            ("GET", "/v1/chat/completions/", 404),
+            ("GET", CHAT, 405),
+            ("PUT", TEXT, 405),
+            ("GET", "/docs", 404),
+            ("GET", "/openapi.json", 404),
+            ("GET", names.CONTROL_STATE, 404),
+            ("PUT", names.CONTROL_PLAN, 404),
+            ("POST", names.CONTROL_DRAIN, 404),
+            ("GET", f"{names.CONTROL_EXPERT}/0/0", 404),
+        ):
+            response = client.request(method, path)
+            assert response.status_code == status, (method, path)
+            assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_a_body_over_the_limit_is_413_announced_or_not(serve: Any) -> None:
+    engine, worker = serve(saying("ok"), ApiLimits(max_body_bytes=1024))
+
+    def unannounced() -> Iterator[bytes]:
+        for _ in range(3000):
+            yield b" " * 1024
+
+    with worker.client() as client:
+        for content in (b" " * 1025, unannounced(), b" " * 10_000_000):
+            response = client.post(CHAT, content=content)
+            assert response.status_code == 413
+            assert "1024" in response.json()["error"]["message"]
+        assert client.post(CHAT, json=chat_body()).status_code == 200
+    assert len(engine.submitted) == 1
+
+
+def test_a_full_queue_is_429_with_retry_after(serve: Any) -> None:
+    engine, worker = serve(for_ever, max_running=1, max_queued=0)
+    engine.hold()
+    with worker.client() as client, worker.client() as other:
+        with client.stream("POST", CHAT, json=chat_body(stream=True)):
+            response = other.post(CHAT, json=chat_body())
+            assert response.status_code == 429
+            assert response.headers["retry-after"] == "2"
+            assert response.json()["error"]["code"] == "queue_full"
+    until(lambda: worker.traffic.num_requests == 0, "no request is left")
+    until(lambda: worker.outcomes() == {"rejected": 1, "cancelled": 1}, "both are counted")
+
+
+def test_a_worker_that_does_not_serve_is_503_and_not_ready(serve: Any) -> None:
+    engine, worker = serve(saying("ok"))
+    with worker.client() as client:
+        assert client.get("/readyz").status_code == 200
+        engine.phase = WorkerPhase.DISRUPTED
+        response = client.post(CHAT, json=chat_body())
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) >= 1
+        assert "Disrupted" in response.json()["error"]["message"]
+        assert client.get("/readyz").json() == {"ready": False, "reason": "Disrupted"}
+        assert client.get("/healthz").status_code == 200
+        engine.healthy = False
+        assert client.get("/healthz").status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_e04_a_client_that_leaves_is_cancelled(serve: Any, stream: bool) -> None:
+    engine, worker = serve(for_ever, max_model_len=5000)
+    engine.hold()
+    with worker.client() as client:
+        body = chat_body(stream=stream, max_tokens=4000)
+        if stream:
+            with client.stream("POST", CHAT, json=body) as response:
+                lines = response.iter_lines()
+                engine.step(3)
+                for _ in range(5):
+                    next(lines)
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(CHAT, json=body, timeout=0.3)
+    until(lambda: engine.num_running == 0, "the engine gave the request up", 2)
+    assert len(engine.cancelled) == 1
+    until(lambda: worker.outcomes() == {"cancelled": 1}, "counted as cancelled")
+
+
+def test_e04_a_queued_request_whose_client_leaves_is_cancelled(serve: Any) -> None:
+    engine, worker = serve(for_ever, max_running=1)
+    engine.hold()
+    with worker.client() as client:
+        with client.stream("POST", CHAT, json=chat_body(stream=True)):
+            with worker.client() as second, pytest.raises(httpx.ReadTimeout):
+                second.post(CHAT, json=chat_body(), timeout=0.3)
+            until(lambda: engine.num_waiting == 0, "the queue is empty", 2)
+            assert engine.num_running == 1
+
+
+def test_e04_cancelling_an_unknown_request_is_404(serve: Any) -> None:
+    engine, worker = serve(for_ever)
+    engine.hold()
+    with worker.client() as client, worker.client() as other:
+        response = other.delete("/v1/requests/nobody")
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "unknown_request"
+        with client.stream("POST", CHAT, json=chat_body(stream=True)) as stream:
+            request_id = stream.headers["x-request-id"]
+            assert other.delete(f"/v1/requests/{request_id}").status_code == 200
+            text = "".join(stream.iter_text())
+        assert '"code":"request_cancelled"' in text
+        assert "[DONE]" not in text
+        assert other.delete(f"/v1/requests/{request_id}").status_code == 404
+
+
+def test_a_failed_engine_ends_streams_with_an_error_chunk(serve: Any) -> None:
+    engine, worker = serve(for_ever)
+    engine.hold()
+    with worker.client() as client:
+        with client.stream("POST", CHAT, json=chat_body(stream=True)) as response:
+            engine.fail_all("a step could not be repaired")
+            *_, last = [line for line in response.iter_lines() if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_failed"
+    until(lambda: worker.outcomes() == {"error": 1}, "counted as an error")
+
+
+def test_metrics_count_tokens_and_hold_nothing_from_clients(serve: Any) -> None:
+    _, worker = serve(saying("Hello"))
+    with worker.client() as client:
+        client.post(CHAT, json=chat_body(user="secret-user"))
+        client.post(CHAT, json=chat_body(model="secret-model"))
+        for _ in range(3):
+            client.post(TEXT, json=text_body(prompt="secret-prompt"))
+        client.get("/secret-path")
+        until(lambda: worker.outcomes() == {"stop": 3, "invalid": 2}, "all are counted")
+        text = client.get("/metrics").text
+    assert 'moe_requests_total{outcome="stop"} 3.0' in text
+    assert 'moe_requests_total{outcome="invalid"} 2.0' in text
+    assert "moe_time_to_first_token_seconds_count 3.0" in text
+    assert "moe_inter_token_latency_seconds_count 12.0" in text
+    assert 'moe_expert_tokens_total{expert="1",layer="0"} 4.0' in text
+    assert "moe_rank_tokens_total 14.0" in text
+    assert 'moe_kv_blocks{state="free"} 100.0' in text
+    assert "secret" not in text
+    assert "NaN" not in text

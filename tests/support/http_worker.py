@@ -1,0 +1,118 @@
+"""Both listeners of a worker on free ports of this process, over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from moe_api.worker import ApiLimits
+from moe_worker.chat import ChatTemplate
+from moe_worker.control import control_app
+from moe_worker.listener import Listener, bind
+from moe_worker.metrics import EngineCollector, WorkerMetrics
+from moe_worker.prepare import ServedModel
+from moe_worker.prompt_tokenizer import PromptTokenizer
+from moe_worker.server import public_app
+from moe_worker.shutdown import Shutdown
+from moe_worker.traffic import Traffic
+from tests.support.byte_tokenizer import CHAT_TEMPLATE, END, byte_tokenizer
+from tests.support.fake_engine import FakeEngine
+
+MODEL_NAME = "byte-moe"
+TOKEN = "control-secret"
+
+
+def byte_model() -> ServedModel:
+    """A model whose tokens are bytes; its stop token is the end of a turn."""
+    tokenizer = byte_tokenizer()
+    return ServedModel(
+        name=MODEL_NAME,
+        tokenizer=PromptTokenizer(tokenizer),
+        template=ChatTemplate(CHAT_TEMPLATE, {}),
+        vocab_size=tokenizer.get_vocab_size(),
+        stop_token_ids=frozenset({tokenizer.token_to_id(END)}),
+    )
+
+
+@dataclass
+class HttpWorker:
+    public_url: str
+    control_url: str
+    metrics: WorkerMetrics
+    traffic: Traffic
+    loop: asyncio.AbstractEventLoop
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.public_url, timeout=20)
+
+    def control(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return httpx.Client(base_url=self.control_url, headers=headers, timeout=20)
+
+    def outcomes(self) -> dict[str, int]:
+        """Requests by outcome, those that happened."""
+        found = {}
+        for family in self.metrics.registry.collect():
+            for sample in family.samples:
+                if sample.name == "moe_requests_total" and sample.value:
+                    found[sample.labels["outcome"]] = int(sample.value)
+        return found
+
+
+@contextmanager
+def http_worker(
+    engine: FakeEngine, limits: ApiLimits | None = None, model: ServedModel | None = None
+) -> Iterator[HttpWorker]:
+    """Runs until the block ends; the engine is started and stopped too."""
+    started = threading.Event()
+    workers: list[HttpWorker] = []
+    listeners: list[Listener] = []
+
+    async def serve() -> None:
+        traffic = Traffic()
+        metrics = WorkerMetrics(CollectorRegistry())
+        metrics.registry.register(EngineCollector(engine))
+        shutdown = Shutdown(engine, traffic, drain_seconds=60)
+        with ThreadPoolExecutor(1) as tokenizer_thread:
+            public = Listener(
+                public_app(
+                    engine,
+                    model or byte_model(),
+                    limits or ApiLimits(),
+                    traffic,
+                    metrics,
+                    tokenizer_thread,
+                ),
+                bind("127.0.0.1", 0),
+            )
+            control = Listener(
+                control_app(engine, TOKEN, shutdown.begin_drain), bind("127.0.0.1", 0)
+            )
+            listeners.extend([public, control])
+            running = [asyncio.create_task(x.run_until_closed()) for x in listeners]
+            await public.listening.wait()
+            await control.listening.wait()
+            loop = asyncio.get_running_loop()
+            workers.append(HttpWorker(public.url, control.url, metrics, traffic, loop))
+            started.set()
+            await asyncio.gather(*running)
+
+    engine.start()
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    assert started.wait(20), "the listeners did not start"
+    try:
+        yield workers[0]
+    finally:
+        engine.stop()
+        for listener in listeners:
+            workers[0].loop.call_soon_threadsafe(listener.close)
+        thread.join(20)
+        assert not thread.is_alive(), "the listeners did not close"

@@ -1,0 +1,92 @@
+"""Chat templates are found where models keep them, and run where they can do no harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moe_worker.api_error import ApiError
+from moe_worker.chat import ChatTemplate, TemplateUnreadable, load_template
+from moe_worker.openai import Message
+
+HELLO = [Message(role="user", content="hi")]
+
+
+def as_is(text: str) -> str:
+    return text
+
+
+def write_config(folder: Path, config: Any) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def rendered(folder: Path) -> str:
+    template = load_template(folder)
+    assert template is not None
+    return template.render(HELLO, as_is)
+
+
+def test_the_config_names_template_and_tokens(tmp_path: Path) -> None:
+    write_config(
+        tmp_path,
+        {
+            "chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+            "bos_token": "<s>",
+            "eos_token": {"content": "</s>"},
+        },
+    )
+    assert rendered(tmp_path) == "<s>hi</s>"
+
+
+def test_a_list_of_templates_has_a_default(tmp_path: Path) -> None:
+    templates = [{"name": "rag", "template": "no"}, {"name": "default", "template": "yes"}]
+    write_config(tmp_path, {"chat_template": templates})
+    assert rendered(tmp_path) == "yes"
+
+
+def test_a_template_file_wins(tmp_path: Path) -> None:
+    write_config(tmp_path, {"chat_template": "config"})
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert rendered(tmp_path) == "file"
+
+
+def test_no_template_is_no_error(tmp_path: Path) -> None:
+    assert load_template(tmp_path) is None
+    write_config(tmp_path, {})
+    assert load_template(tmp_path) is None
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(TemplateUnreadable, match=r"tokenizer_config\.json is not JSON"):
+        load_template(tmp_path)
+    write_config(tmp_path, {"chat_template": "{% if %}"})
+    with pytest.raises(TemplateUnreadable, match="not valid Jinja"):
+        load_template(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(999999999) %}{% endfor %}",
+        "{{ raise_exception('not like this') }}",
+        "{{ missing.attribute }}",
+    ],
+)
+def test_a_template_can_not_reach_out_and_its_refusals_are_answers(source: str) -> None:
+    error: type[Exception] = OverflowError if "range" in source else ApiError
+    with pytest.raises(error):
+        ChatTemplate(source, {}).render(HELLO, as_is)
+
+
+def test_the_names_that_templates_expect() -> None:
+    source = (
+        "{% for m in messages %}{% if loop.first %}{{ {'a': '<é>'} | tojson }}{% break %}"
+        "{% endif %}{% endfor %}{{ strftime_now('%Y') | length }}{{ tools is none }}"
+    )
+    assert ChatTemplate(source, {}).render(HELLO, as_is) == '{"a": "<é>"}4True'

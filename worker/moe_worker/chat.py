@@ -1,0 +1,125 @@
+"""Renders messages with the chat template that came with the model.
+
+The template is a program from the model's folder: it runs in Jinja's sandbox, which keeps it from
+reaching Python, and with the names that templates of the hub expect.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from moe_worker.api_error import invalid
+from moe_worker.openai import Message
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+
+
+class TemplateUnreadable(ValueError):
+    """The model's folder holds a chat template that is none."""
+
+
+class Shield(Protocol):
+    """Takes the meaning of special tokens from a text."""
+
+    def __call__(self, text: str) -> str: ...
+
+
+class ChatTemplate:
+    """One compiled template with the special tokens that it may name (bos_token, eos_token, …)."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateUnreadable(f"the chat template is not valid Jinja: {error}") from error
+        self._special_tokens = special_tokens
+
+    def render(self, messages: Sequence[Message], shield: Shield) -> str:
+        """The prompt up to where the assistant's answer begins; user text goes through `shield`.
+
+        Raises:
+            ApiError: 400 when the template refuses the messages, with its reason.
+        """
+        shielded = [{"role": m.role, "content": shield(m.content)} for m in messages]
+        try:
+            return self._template.render(
+                messages=shielded, add_generation_prompt=True, tools=None, **self._special_tokens
+            )
+        except jinja2.TemplateError as error:
+            message = f"messages: the model's chat template refuses them: {error}"
+            raise invalid(message, param="messages") from error
+
+
+def load_template(model_path: Path) -> ChatTemplate | None:
+    """The template of a model's folder, None when it has none.
+
+    `chat_template.jinja` wins over `tokenizer_config.json`, as in the hub's own loader.
+
+    Raises:
+        TemplateUnreadable: naming the file.
+    """
+    config = _read_config(model_path / CONFIG_FILE)
+    file = model_path / TEMPLATE_FILE
+    source = file.read_text() if file.is_file() else _default_template(config.get("chat_template"))
+    return None if source is None else ChatTemplate(source, _special_tokens(config))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise TemplateUnreadable(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise TemplateUnreadable(f"{path} must hold a JSON object")
+    return config
+
+
+def _default_template(templates: Any) -> str | None:
+    """A config holds one template, or a list of named ones."""
+    if isinstance(templates, list):
+        templates = {entry["name"]: entry["template"] for entry in templates}.get("default")
+    return templates if isinstance(templates, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = _tojson
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.datetime.now().strftime(layout)
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    """Jinja's own escapes HTML, which no model has seen in training."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)

@@ -1,0 +1,69 @@
+"""One submitted request as the HTTP side sees it: events cross from engine thread to event loop.
+
+Neighbours: `server` makes one per request, `completion` reads it, `traffic` ends it early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from moe_worker.api_error import ApiError
+from moe_worker.engine.events import Event, Finished
+from moe_worker.engine.sequence import SamplingParams
+from moe_worker.serving_engine import ServingEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An event, and when the engine made it (monotonic)."""
+
+    event: Event
+    seconds: float
+
+
+class Generation:
+    """Reads the events of one request and cancels it when its reader goes away.
+
+    The queue holds every event that the engine may send (one per token and the end) and one early
+    end, so a reader that is slow or gone never blocks the engine and memory stays bounded.
+    """
+
+    def __init__(self, engine: ServingEngine, request_id: str, max_tokens: int) -> None:
+        self.request_id = request_id
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Arrival | ApiError] = asyncio.Queue(max_tokens + 2)
+        self._finished = False
+        self._ended_early = False
+
+    def submit(self, prompt_ids: list[int], params: SamplingParams) -> None:
+        """Raises what `ServingEngine.submit` raises."""
+        self._engine.submit(self.request_id, prompt_ids, params, self._from_engine)
+
+    def end_early(self, error: ApiError) -> None:
+        """Let the reader fail with `error` after what has arrived so far."""
+        if not self._ended_early:
+            self._ended_early = True
+            self._queue.put_nowait(error)
+
+    async def arrivals(self) -> AsyncIterator[Arrival]:
+        """All events in order, `Finished` last. Raises ApiError when ended early."""
+        while not self._finished:
+            item = await self._queue.get()
+            if isinstance(item, ApiError):
+                raise item
+            self._finished = isinstance(item.event, Finished)
+            yield item
+
+    def close(self) -> None:
+        """Cancel what is still running; nothing happens when all was read."""
+        if not self._finished:
+            self._finished = True
+            self._engine.cancel(self.request_id)
+
+    def _from_engine(self, event: Event) -> None:
+        arrival = Arrival(event, time.monotonic())
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, arrival)

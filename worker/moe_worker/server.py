@@ -1,0 +1,109 @@
+"""The public listener: OpenAI's routes, cancel, health, readiness, metrics. No control route."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from moe_api.worker import ApiLimits
+from moe_worker.api_error import ApiError, model_not_found
+from moe_worker.body import BodyReader
+from moe_worker.completion_route import CompletionRoute, Desk, RouteKind
+from moe_worker.error_answers import EXCEPTION_HANDLERS
+from moe_worker.metrics import WorkerMetrics
+from moe_worker.prepare import ServedModel, prepare_chat, prepare_completion
+from moe_worker.replies import ChatReply, TextReply
+from moe_worker.serving_engine import ServingEngine
+from moe_worker.traffic import Traffic
+
+CHAT = RouteKind("chatcmpl", prepare_chat, ChatReply)
+TEXT = RouteKind("cmpl", prepare_completion, TextReply)
+
+
+def public_app(
+    engine: ServingEngine,
+    model: ServedModel | None,
+    limits: ApiLimits,
+    traffic: Traffic,
+    metrics: WorkerMetrics,
+    tokenizer_thread: Executor,
+) -> Starlette:
+    """The public API of one worker. `model` None: it can not be served, every request gets 503."""
+    bodies = BodyReader(limits.max_body_bytes)
+    desk = Desk(engine, model, limits, traffic, metrics, bodies, tokenizer_thread)
+    public = Public(desk)
+    app = Starlette(
+        routes=[
+            Route("/v1/models", public.models),
+            Route("/v1/models/{model:path}", public.model),
+            Route("/v1/completions", CompletionRoute(desk, TEXT), methods=["POST"]),
+            Route("/v1/chat/completions", CompletionRoute(desk, CHAT), methods=["POST"]),
+            Route("/v1/requests/{request_id}", public.cancel, methods=["DELETE"]),
+            Route("/healthz", public.healthz),
+            Route("/readyz", public.readyz),
+            Route("/metrics", public.metrics),
+        ],
+        exception_handlers=EXCEPTION_HANDLERS,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class Public:
+    """Handlers of the short routes."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        model = self._desk.model
+        listed = [] if model is None else [self._described(model)]
+        return JSONResponse({"object": "list", "data": listed})
+
+    async def model(self, request: Request) -> Response:
+        model, name = self._desk.model, request.path_params["model"]
+        if model is None or model.name != name:
+            raise model_not_found(name, "none" if model is None else model.name)
+        return JSONResponse(self._described(model))
+
+    async def cancel(self, request: Request) -> Response:
+        """200 only when a request that was under way will end now."""
+        request_id = request.path_params["request_id"]
+        if not self._desk.engine.cancel(request_id):
+            message = f"No request {request_id[:80]!r} is under way here."
+            raise ApiError(404, message, code="unknown_request")
+        return JSONResponse({"id": request_id, "object": "request", "cancelled": True})
+
+    async def healthz(self, request: Request) -> Response:
+        """Does the engine's loop still turn, or rest on purpose?"""
+        healthy = self._desk.engine.healthy
+        return JSONResponse({"healthy": healthy}, 200 if healthy else 503)
+
+    async def readyz(self, request: Request) -> Response:
+        """Would a request be let in now?"""
+        if self._desk.traffic.draining:
+            return JSONResponse({"ready": False, "reason": "Draining"}, 503)
+        if not self._desk.engine.admitting:
+            return JSONResponse({"ready": False, "reason": self._desk.engine.state().phase}, 503)
+        return JSONResponse({"ready": True})
+
+    async def metrics(self, request: Request) -> Response:
+        text = await asyncio.to_thread(generate_latest, self._desk.metrics.registry)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    def _described(self, model: ServedModel) -> dict[str, object]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "moe-operator",
+            "max_model_len": self._desk.engine.max_model_len,
+        }
