@@ -1,0 +1,158 @@
+"""What a rank does in tests of the expert layer: join a group, run a layer, report what it saw."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moe_api.plan import GroupPlan, Member, SlotsLRS, encode_layers, even_fractions
+from moe_worker.expert.bank import ExpertBank
+from moe_worker.expert.dispatch import Dispatcher, DispatchShape
+from moe_worker.expert.exchange import Exchange, ExchangeFailed, LocalExchange
+from moe_worker.expert.layer import ExpertLayers
+from moe_worker.expert.load import LoadCounters
+from moe_worker.expert.routing_table import RoutingTable
+from moe_worker.membership import Rendezvous, RendezvousSettings
+from moe_worker.model.weights import ExpertWeights
+
+_exchange: Exchange = LocalExchange()
+
+
+def plan_for(addresses: Sequence[str], generation: int, slots_LRS: SlotsLRS) -> GroupPlan:
+    members = [
+        Member(id=i, pod=f"pod-{i}", uid=f"uid-{i}", address=address, incarnation=f"inc-{i}")
+        for i, address in enumerate(addresses)
+    ]
+    return GroupPlan(
+        namespace="test", deployment="test", group=0, leader_epoch=1, generation=generation,
+        epoch=1, members=members, layers=encode_layers(slots_LRS),
+    ).sealed()  # fmt: skip
+
+
+def join(plan: GroupPlan, rank: int, timeout_seconds: float = 20.0) -> int:
+    """Form the group and keep its exchange for what follows."""
+    global _exchange
+    _exchange.close()
+    called_off = threading.Event()
+    settings = RendezvousSettings(operation_timeout_seconds=timeout_seconds)
+    _exchange = Rendezvous(plan, rank, settings, called_off.wait, lambda missing: None).run()
+    return _exchange.size
+
+
+def leave() -> None:
+    global _exchange
+    _exchange.close()
+    _exchange = LocalExchange()
+
+
+def random_experts(seed: int, num_layers: int, num_experts: int, intermediate: int, hidden: int,
+                   dtype: torch.dtype) -> list[list[ExpertWeights]]:  # fmt: skip
+    """[layer][expert], the same in every process."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return (torch.randn(shape, generator=generator) / hidden**0.5).to(dtype)
+
+    return [
+        [ExpertWeights(draw(2 * intermediate, hidden), draw(hidden, intermediate))
+         for _ in range(num_experts)]
+        for _ in range(num_layers)
+    ]  # fmt: skip
+
+
+def run_layers(
+    slots_LRS: SlotsLRS,
+    batches: Sequence[dict[str, Tensor]],
+    *,
+    seed: int = 7,
+    intermediate: int = 24,
+    dtype: torch.dtype = torch.float32,
+    tokens_per_round: int = 512,
+    overlap_tokens: int = 64,
+    num_experts: int = 8,
+    fractions_LRS: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """Run each batch through layer 0, 1, … in turn with the choices given.
+
+    A batch has `x` [T, H], `ids` [T, K], `weights` [T, K] and `tokens` [R].
+    Returns the outputs, and what was counted.
+    """
+    hidden = batches[0]["x"].shape[1]
+    num_layers, _, slots_per_rank = slots_LRS.shape
+    experts = random_experts(seed, num_layers, num_experts, intermediate, hidden, dtype)
+    bank = ExpertBank(num_layers, slots_per_rank, intermediate, hidden, dtype)
+    for layer, slot in np.argwhere(slots_LRS[:, _exchange.rank] >= 0):
+        bank.write(layer, slot, experts[layer][slots_LRS[layer, _exchange.rank, slot]])
+    counters = LoadCounters(num_layers, num_experts, slots_per_rank)
+    top_k = batches[0]["ids"].shape[1]
+    layers = ExpertLayers(bank, counters, top_k, renormalise=True, shift=_exchange.rank)
+    shape = DispatchShape(hidden, top_k, slots_per_rank, dtype, tokens_per_round, overlap_tokens)
+    layers.join(Dispatcher(_exchange, shape))
+    fractions = even_fractions(slots_LRS) if fractions_LRS is None else fractions_LRS
+    layers.switch(RoutingTable.build(slots_LRS, fractions, num_experts))
+    outputs = []
+    for batch in batches:
+        layers.begin_step(batch["tokens"].tolist())
+        for layer in range(num_layers):
+            outputs.append(layers.run(layer, batch["x"], batch["ids"], batch["weights"]))
+        layers.commit_step()
+    counts = counters.snapshot()
+    return {"outputs": outputs, "routed": counts.routed_LE, "served": counts.served_LS,
+            "invalid": counts.invalid_expert_ids}  # fmt: skip
+
+
+def trace_dispatch(
+    physical_TK: Tensor, tokens: Sequence[int], slots_per_rank: int, tokens_per_round: int
+) -> dict[str, Any]:
+    """Send rows that say where they come from through experts that say where they are.
+
+    Returns per choice what came back ([T, 4]: source rank, source token, rank, slot), and how many
+    rows this rank received from each rank.
+    """
+    own, (num_tokens, top_k) = _exchange.rank, physical_TK.shape
+    x_TH = torch.zeros((num_tokens, 4))
+    x_TH[:, 0], x_TH[:, 1] = own, torch.arange(num_tokens)
+    shape = DispatchShape(4, top_k, slots_per_rank, torch.float32, tokens_per_round, 8)
+    dispatcher = Dispatcher(_exchange, shape)
+    came_back, received = [], [0] * _exchange.size
+    for choice in range(top_k):
+        one_hot_TK = torch.zeros((num_tokens, top_k))
+        one_hot_TK[:, choice] = 1.0
+        batch = dispatcher.begin(x_TH, physical_TK, one_hot_TK, tokens)
+        for piece in batch.slices():
+            here_P = piece.slots_NK.reshape(-1) >= 0
+            y_PH = piece.rows_NH.repeat_interleave(top_k, dim=0)[here_P].clone()
+            y_PH[:, 2], y_PH[:, 3] = own, piece.slots_NK.reshape(-1)[here_P]
+            for row in piece.rows_NH if choice == 0 else []:
+                received[int(row[0])] += 1
+            batch.combine(piece, y_PH)
+        came_back.append(batch.finish())
+    return {"came_back": came_back, "received": received}
+
+
+def agree_once(value: int, timeout_seconds: float) -> list[int]:
+    """Swap one byte with everybody; raises ExchangeFailed."""
+    mine = torch.tensor([value], dtype=torch.uint8)
+    theirs = {p: torch.empty_like(mine) for p in range(_exchange.size) if p != _exchange.rank}
+    _exchange.transfer(
+        "control", [(p, mine) for p in theirs], list(theirs.items()), timeout_seconds
+    ).wait()
+    return [int(theirs[p][0]) if p in theirs else value for p in range(_exchange.size)]
+
+
+def survive_agreements(timeout_seconds: float) -> dict[str, Any]:
+    """Agree until it fails, close at once; says whom it failed on and how long the last took."""
+    while True:
+        started = time.monotonic()
+        try:
+            agree_once(_exchange.rank, timeout_seconds)
+        except ExchangeFailed as error:
+            took = time.monotonic() - started
+            leave()
+            return {"suspects": error.suspects, "seconds": took, "message": str(error)}

@@ -1,0 +1,151 @@
+"""Where logical experts live: logical → physical ids, and which copy serves which token.
+
+One immutable table per epoch, built while the epoch is staged and put in force by one assignment,
+all layers at once. The choice among an expert's copies follows the plan's fractions: the n-th
+token that this rank sends to an expert since the epoch began gets the point frac(n·φ) of the unit
+interval (a low-discrepancy sequence), and the copy whose share covers that point. So shares are
+right within one big batch and over thousands of small ones alike. Which copy serves a token never
+changes a result.
+
+Neighbours: `moe_api.plan` is where slots and fractions come from, `layer` keeps the counts,
+`dispatch` sends by physical id = rank × slots_per_rank + slot.
+
+Letters: T tokens, K choices, L layers, E logical experts, C copies of one expert at most, R ranks,
+S slots a rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from moe_api.plan import FractionsLRS, SlotsLRS
+
+_POINT_BITS = 32
+_GOLDEN = -7046029254386353131
+"""2⁶⁴ ÷ φ as a wrapped int64: n · this, top 32 bits, is frac(n·φ⁻¹) in units of 2⁻³²."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoutingTable:
+    num_experts: int
+    slots_per_rank: int
+    physical_LEC: Tensor
+    """int64, copies in order of physical id, −1 past the last."""
+    edges_LEC: Tensor
+    """int64, upper end of each copy's share in units of 2⁻³²; the last one is 2³²."""
+    has_copies_L: tuple[bool, ...]
+    """Layers in which some expert has more than one copy."""
+
+    @classmethod
+    def build(
+        cls,
+        slots_LRS: SlotsLRS,
+        fractions_LRS: FractionsLRS,
+        num_experts: int,
+        device: str | torch.device = "cpu",
+    ) -> RoutingTable:
+        """The table of a placement.
+
+        Raises:
+            ValueError: an expert without a slot or an id outside the model, by layer.
+        """
+        num_layers, num_ranks, slots_per_rank = slots_LRS.shape
+        flat_LP = slots_LRS.reshape(num_layers, num_ranks * slots_per_rank)
+        check_covered(slots_LRS, num_experts)
+        layer_N, physical_N = np.nonzero(flat_LP >= 0)
+        expert_N = flat_LP[layer_N, physical_N]
+        copies_LE = np.zeros((num_layers, num_experts), dtype=np.int64)
+        np.add.at(copies_LE, (layer_N, expert_N), 1)
+        max_copies = int(copies_LE.max())
+
+        # Pairs sorted by (layer, expert, physical id): place within the expert = copy number.
+        order = np.lexsort((physical_N, expert_N, layer_N))
+        layer_N, expert_N, physical_N = layer_N[order], expert_N[order], physical_N[order]
+        first_N = np.searchsorted(
+            layer_N * num_experts + expert_N, layer_N * num_experts + expert_N
+        )
+        copy_N = np.arange(len(order)) - first_N
+        physical_LEC = np.full((num_layers, num_experts, max_copies), -1, dtype=np.int64)
+        physical_LEC[layer_N, expert_N, copy_N] = physical_N
+        share_LEC = np.zeros((num_layers, num_experts, max_copies), dtype=np.float64)
+        share_LEC[layer_N, expert_N, copy_N] = fractions_LRS.reshape(flat_LP.shape)[
+            layer_N, physical_N
+        ]
+        return cls(
+            num_experts=num_experts,
+            slots_per_rank=slots_per_rank,
+            physical_LEC=torch.from_numpy(physical_LEC).to(device),
+            edges_LEC=torch.from_numpy(_edges(share_LEC, copies_LE)).to(device),
+            has_copies_L=tuple(bool(row.max() > 1) for row in copies_LE),
+        )
+
+    def to_physical(
+        self, layer: int, ids_TK: Tensor, counts_E: Tensor, shift: int
+    ) -> tuple[Tensor, Tensor]:
+        """Physical expert of each choice, and how many tokens each logical expert got.
+
+        Args:
+            ids_TK: int64 logical ids; −1 (legal) and ids outside the model map to −1.
+            counts_E: int64 [E], tokens this rank sent to each expert since the epoch began.
+            shift: moves the starting point of the sequence, so that ranks do not begin alike.
+
+        Returns (physical int64 [T, K], int64 [E] tokens of this call).
+        """
+        valid_TK = (ids_TK >= 0) & (ids_TK < self.num_experts)
+        # Strangers are looked up as expert 0 and masked afterwards: never an index of their own.
+        safe_TK = torch.where(valid_TK, ids_TK, 0)
+        chosen_E = torch.bincount(ids_TK[valid_TK], minlength=self.num_experts)
+        if not self.has_copies_L[layer]:
+            physical_TK = self.physical_LEC[layer, :, 0][safe_TK]
+            return torch.where(valid_TK, physical_TK, -1), chosen_E
+        n_TK = counts_E[safe_TK] + _occurrence(ids_TK, valid_TK, self.num_experts) + shift
+        point_TK = (n_TK * _GOLDEN >> (64 - _POINT_BITS)) & ((1 << _POINT_BITS) - 1)
+        copy_TK = (point_TK[..., None] >= self.edges_LEC[layer][safe_TK]).sum(dim=-1)
+        physical_TK = self.physical_LEC[layer][safe_TK, copy_TK]
+        return torch.where(valid_TK, physical_TK, -1), chosen_E
+
+
+def check_covered(slots_LRS: SlotsLRS, num_experts: int) -> None:
+    """Raise ValueError unless every expert has a slot in every layer and no id is a stranger."""
+    for layer in range(slots_LRS.shape[0]):
+        held = set(np.unique(slots_LRS[layer]).tolist()) - {-1}
+        strangers = sorted(e for e in held if not 0 <= e < num_experts)
+        if strangers:
+            raise ValueError(
+                f"layer {layer}: slots name experts {strangers[:5]}, the model has 0 to "
+                f"{num_experts - 1}"
+            )
+        missing = sorted(set(range(num_experts)) - held)
+        if missing:
+            raise ValueError(f"layer {layer}: no slot holds experts {missing[:5]}")
+
+
+def _edges(
+    share_LEC: npt.NDArray[np.float64], copies_LE: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Cumulative shares as integers; the last copy's edge is exactly the end of the interval."""
+    whole = np.int64(1) << _POINT_BITS
+    total_LE1 = share_LEC.sum(axis=2, keepdims=True)
+    # An expert whose fractions are all zero is split evenly rather than sent nowhere.
+    is_copy_LEC = np.arange(share_LEC.shape[2]) < copies_LE[..., None]
+    share_LEC = np.where(total_LE1 > 0, share_LEC, is_copy_LEC)
+    sums_LEC = share_LEC.cumsum(axis=2)
+    edges: npt.NDArray[np.int64] = np.round(sums_LEC / sums_LEC[..., -1:] * whole).astype(np.int64)
+    edges[np.arange(share_LEC.shape[2]) >= copies_LE[..., None] - 1] = whole
+    return edges
+
+
+def _occurrence(ids_TK: Tensor, valid_TK: Tensor, num_experts: int) -> Tensor:
+    """For each choice, how many earlier ones in the batch name the same expert, int64 [T, K]."""
+    flat = torch.where(valid_TK, ids_TK, num_experts).reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    counts = torch.bincount(flat, minlength=num_experts + 1)
+    first = torch.cumsum(counts, dim=0) - counts
+    place = torch.empty_like(flat)
+    place[order] = torch.arange(flat.numel(), device=flat.device) - first[flat[order]]
+    return place.reshape(ids_TK.shape)

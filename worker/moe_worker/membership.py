@@ -1,0 +1,258 @@
+"""How the members of a generation find each other: from a plan to a connected, proven exchange.
+
+`members[0]` hosts a store at its own address; every member puts its ticket there (generation,
+epoch, content of the plan) and waits until all tickets are there and equal; then all connect to
+each other and prove it by one exchange between every pair. So nobody leaves a working group for
+one that is not complete: this runs beside the engine, which begins the new generation when it is
+told that the exchange stands. Waiting ends by success or by being called off for a newer plan;
+meanwhile it says who is missing. A failed attempt is made again under a new number.
+
+Neighbours: `engine.transition` runs it in a thread of its own, `expert.exchange` is the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from moe_api.names import STORE_PORT
+from moe_api.plan import GroupPlan
+from moe_worker.expert.exchange import (
+    Exchange,
+    ExchangeFailed,
+    GroupExchange,
+    LocalExchange,
+    NcclGroup,
+    PairwiseGroup,
+)
+
+logger = logging.getLogger(__name__)
+
+STORE_PORTS = 1000
+"""Generations use ports in turn, so that a store that is being left never clashes with the next."""
+_POLL_SECONDS = 0.05
+_ATTEMPT = "attempt"
+
+
+@dataclass(frozen=True)
+class RendezvousSettings:
+    operation_timeout_seconds: float
+    """Deadline of one operation of the resulting exchange."""
+    connect_timeout_seconds: float = 30.0
+    """Deadline of connecting all pairs once everyone is there."""
+    store_timeout_seconds: float = 2.0
+    """Deadline of one question to the store."""
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why the group is not complete yet."""
+
+    member_ids: tuple[int, ...]
+    message: str
+
+
+class Cancelled(Exception):
+    """The rendezvous was called off."""
+
+
+def store_port(generation: int) -> int:
+    return STORE_PORT + generation % STORE_PORTS
+
+
+class Rendezvous:
+    """One member's part in forming one generation."""
+
+    def __init__(
+        self,
+        plan: GroupPlan,
+        rank: int,
+        settings: RendezvousSettings,
+        wait: Callable[[float], bool],
+        report: Callable[[Missing], None],
+    ) -> None:
+        """
+        Args:
+            wait: sleeps so many seconds; True as soon as the rendezvous is called off.
+            report: told whenever who or what is missing changes.
+        """
+        self._plan, self._rank, self._settings = plan, rank, settings
+        self._wait, self._report = wait, report
+        self._told: Missing | None = None
+        self._attempt = 0
+        self._host = plan.members[0]
+        self._place = f"{self._host.address}:{store_port(plan.generation)}"
+        self._ticket = f"{plan.generation}/{plan.epoch}/{plan.content_hash()}".encode()
+
+    def run(self) -> Exchange:
+        """Block until the group is connected and proven.
+
+        Raises:
+            Cancelled: called off.
+        """
+        if len(self._plan.members) == 1:
+            return LocalExchange()
+        store: TCPStore | None = None
+        while True:
+            try:
+                store = store or self._open_store()
+                self._gather(store)
+                return self._connect(store)
+            except (RuntimeError, OSError) as error:
+                # A pair, a peer or the store failed. The host keeps its store and begins another
+                # attempt; the others look for the store anew and wait for that attempt.
+                self._tell((), f"forming generation {self._plan.generation} failed: {error}")
+                if self._rank == 0 and store is not None:
+                    store.add(_ATTEMPT, 1)
+                else:
+                    store = None
+                self._pause()
+
+    def _open_store(self) -> TCPStore:
+        """Host it or reach it, waiting as long as it takes; nothing is tried with a guessed
+        address."""
+        port = store_port(self._plan.generation)
+        timeout = timedelta(seconds=self._settings.store_timeout_seconds)
+        while True:
+            try:
+                if self._rank == 0:
+                    descriptor = _listen(self._host.address, port)
+                    store = TCPStore(
+                        self._host.address, port, None, True, timeout,
+                        wait_for_workers=False, master_listen_fd=descriptor,
+                    )  # fmt: skip
+                    store.add(_ATTEMPT, 1)
+                    return store
+                # A plain connection first: the store's own client retries and logs by itself.
+                with socket.create_connection((self._host.address, port), timeout.seconds):
+                    pass
+                return TCPStore(
+                    self._host.address, port, None, False, timeout, wait_for_workers=False
+                )
+            except (OSError, dist.DistError) as error:
+                missing = () if self._rank == 0 else (self._host.id,)
+                verb = "cannot be opened" if self._rank == 0 else "does not answer"
+                self._tell(
+                    missing,
+                    f"store of generation {self._plan.generation} at {self._place} (member "
+                    f"{self._host.id}) {verb}: {error}",
+                )
+                self._pause()
+
+    def _gather(self, store: TCPStore) -> None:
+        """Wait until every member's ticket for an attempt later than our last equals ours."""
+        failed, keys = self._attempt, [""]
+        while True:
+            current = store.add(_ATTEMPT, 0)
+            if current > max(failed, self._attempt):
+                self._attempt = current
+                keys = [f"ticket/{current}/{rank}" for rank in range(len(self._plan.members))]
+                store.set(keys[self._rank], self._ticket.decode())
+            if self._attempt > failed:
+                absent = [
+                    member.id
+                    for member, key in zip(self._plan.members, keys, strict=True)
+                    if not (store.check([key]) and store.get(key) == self._ticket)
+                ]
+                if not absent:
+                    return
+                self._tell(tuple(absent), f"waiting at {self._place} for members {absent}")
+            self._pause()
+
+    def _connect(self, store: TCPStore) -> Exchange:
+        prefix = PrefixStore(f"pairs/{self._attempt}", store)
+        timeout = timedelta(seconds=self._settings.connect_timeout_seconds)
+        size, address = len(self._plan.members), self._plan.members[self._rank].address
+        gloo = _gloo_group(prefix, self._rank, size, address, timeout)
+        nccl = None
+        if self._settings.device == "cuda":
+            nccl = _nccl_group(prefix, self._rank, size, timeout)
+        exchange = GroupExchange(gloo, self._settings.operation_timeout_seconds, nccl)
+        del gloo, nccl
+        with _closed_on_error(exchange):
+            prove(exchange, self._ticket, self._settings)
+        return exchange
+
+    def _tell(self, member_ids: tuple[int, ...], message: str) -> None:
+        missing = Missing(member_ids, message)
+        if missing != self._told:
+            self._told = missing
+            logger.info(message, extra={"generation": self._plan.generation})
+            self._report(missing)
+
+    def _pause(self) -> None:
+        if self._wait(_POLL_SECONDS):
+            raise Cancelled
+
+
+def prove(exchange: Exchange, ticket: bytes, settings: RendezvousSettings) -> None:
+    """One exchange between every pair on each channel: connections are made and warm before the
+    first step, and both ends hold the same plan. Counts as nobody's load.
+
+    Raises:
+        ExchangeFailed: a pair does not work, or a peer came with another plan.
+    """
+    digest = hashlib.sha256(ticket).digest()
+    peers = [rank for rank in range(exchange.size) if rank != exchange.rank]
+    for channel, device in (("control", "cpu"), ("data", settings.device)):
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
+        theirs = {peer: torch.empty_like(mine) for peer in peers}
+        exchange.transfer(
+            "control" if channel == "control" else "data",
+            [(peer, mine) for peer in peers],
+            list(theirs.items()),
+            settings.connect_timeout_seconds,
+        ).wait()
+        strangers = [peer for peer, answer in theirs.items() if not torch.equal(answer, mine)]
+        if strangers:
+            raise ExchangeFailed(f"ranks {strangers} came with another plan", strangers)
+
+
+def _listen(address: str, port: int) -> int:
+    """A listening socket bound to this address alone; the store takes it over."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener.detach()
+
+
+def _gloo_group(
+    store: Store, rank: int, size: int, address: str, timeout: timedelta
+) -> PairwiseGroup:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    # Bound to the plan's address: the host name's own need not be reachable by the others.
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return cast(PairwiseGroup, dist.ProcessGroupGloo(store, rank, size, options))
+
+
+def _nccl_group(store: Store, rank: int, size: int, timeout: timedelta) -> NcclGroup:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return cast(NcclGroup, dist.ProcessGroupNCCL(store, rank, size, options))
+
+
+@contextlib.contextmanager
+def _closed_on_error(exchange: Exchange) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        exchange.close()
+        raise
