@@ -68,8 +68,8 @@ def _hold(options: argparse.Namespace, say: Say) -> int:
     what = f"another program that uses cluster {options.name!r}"
     with locked(session, SESSION_SECONDS, say, what):
         was_running = options.name in existing(state_root())
+        lifecycle.up(options.name, _spec(options), say)
         try:
-            lifecycle.up(options.name, _spec(options), say)
             print("ready", flush=True)
             sys.stdin.read()
         finally:
@@ -95,6 +95,7 @@ def _status(options: argparse.Namespace, _say: Say) -> int:
 def _env(options: argparse.Namespace, _say: Say) -> int:
     cluster = Cluster.load(options.name)
     print(f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}")
+    print(f"export KUBECACHEDIR={shlex.quote(str(cluster.discovery_cache))}")
     print(f"export PATH={shlex.quote(str(cluster.binaries.bin))}:$PATH")
     return 0
 

@@ -71,6 +71,11 @@ class Cluster:
         """The certificate that clients check the API server with."""
         return self.control_plane.credentials.certificate
 
+    @property
+    def discovery_cache(self) -> Path:
+        """Where kubectl and helm remember what the API server offers, instead of in ~/.kube."""
+        return self.instance.state / "discovery-cache"
+
     @cached_property
     def api(self) -> Api:
         return Api(self.url, self.token, self.authority)
@@ -129,6 +134,7 @@ class Cluster:
         """Environment variables with which kubectl, helm and clients use this cluster."""
         return {
             **os.environ,
+            "KUBECACHEDIR": str(self.discovery_cache),
             "KUBECONFIG": str(self.kubeconfig),
             "PATH": f"{self.binaries.bin}:{os.environ.get('PATH', os.defpath)}",
             # The addresses exist on this machine only.

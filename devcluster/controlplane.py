@@ -19,7 +19,7 @@ ETCD = "etcd"
 API_SERVER = "apiserver"
 CONTROLLERS = "controller-manager"
 SCHEDULER = "scheduler"
-READY_SECONDS = 90
+READY_SECONDS = 180
 
 
 @dataclass(frozen=True)

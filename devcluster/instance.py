@@ -54,6 +54,11 @@ class Instance:
         return self.root / f"{self.name}.lock"
 
     @property
+    def failed_logs(self) -> Path:
+        """Where the logs of a failed start are kept."""
+        return self.root / f"{self.name}.failed-logs"
+
+    @property
     def record(self) -> Path:
         """What `up` wrote when all was ready; absent as long as it is not."""
         return self.state / "cluster.json"

@@ -31,7 +31,7 @@ MACHINE_LOCK = Path("/run/moe-devcluster.lock")
 def up(name: str, spec: ClusterSpec, say: Say) -> Cluster:
     """Return a healthy cluster: the one that runs, when it is as wanted, else a new one.
 
-    Whatever ends this early, Ctrl-C included, leaves nothing behind but the logs.
+    Whatever ends this early, Ctrl-C included, leaves nothing behind but a failure's logs.
     """
     instance = Instance.named(name)
     require_programs(bool(spec.nodes), say)
@@ -44,8 +44,8 @@ def up(name: str, spec: ClusterSpec, say: Say) -> Cluster:
         _remove(instance)
         try:
             return _start(instance, spec, built, say)
-        except BaseException:
-            kept = _keep_logs(instance)
+        except BaseException as error:
+            kept = _keep_logs(instance) if isinstance(error, Exception) else ""
             say(f"taking down what was started{kept}")
             _remove(instance)
             raise
@@ -56,6 +56,7 @@ def down(name: str, say: Say) -> None:
     instance = Instance.named(name)
     with _changing(instance, say):
         _remove(instance)
+        shutil.rmtree(instance.failed_logs, ignore_errors=True)
         instance.lock.unlink()
     say(f"cluster {name!r} is gone")
 
@@ -114,7 +115,7 @@ def _start_with_nodes(instance: Instance, spec: ClusterSpec, built: Binaries, sa
         cluster.control_plane.start_store()
         for node in cluster.nodes:
             node.start_holder(cgroups)
-    say(f"{len(cluster.nodes)} nodes on {addresses.nodes} (cgroup v{cgroups.version})")
+    say(f"nodes: {len(cluster.nodes)} on {addresses.nodes} (cgroup v{cgroups.version})")
     archives = _write_archives(cluster)
     with ThreadPoolExecutor(len(cluster.nodes)) as pool:
         prepared = [
@@ -129,7 +130,7 @@ def _start_with_nodes(instance: Instance, spec: ClusterSpec, built: Binaries, sa
     _await_service_accounts(cluster)
     _await_nodes(cluster)
     _label_nodes(cluster)
-    say(f"{len(cluster.nodes)} nodes are Ready")
+    say(f"nodes Ready: {len(cluster.nodes)}")
     cluster.save()
     return cluster
 
@@ -266,7 +267,7 @@ def _keep_logs(instance: Instance) -> str:
     logs = instance.state / "logs"
     if not logs.is_dir():
         return ""
-    kept = instance.root / f"{instance.name}.failed-logs"
+    kept = instance.failed_logs
     shutil.rmtree(kept, ignore_errors=True)
     logs.rename(kept)
     return f"; its logs are in {kept}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 
 from devcluster import faults, lifecycle, network, processes
 from devcluster.api import is_ready
+from devcluster.build import CHECKOUT
 from devcluster.cgroups import Cgroups
 from devcluster.cluster import Cluster
 from devcluster.errors import CommandFailed
@@ -280,6 +282,30 @@ def test_a_control_plane_that_lost_a_process_is_started_anew() -> None:
     finally:
         lifecycle.down(name, said.append)
     assert _traces(first.instance) == []
+
+
+def test_a_cluster_ends_with_the_program_that_holds_it() -> None:
+    instance = Instance.named(f"t{time.monotonic_ns() % 10**6}")
+    # Waits for its holder's first line, and then for ever.
+    program = (
+        "import subprocess, sys, time\n"
+        "holder = subprocess.Popen([sys.executable, '-m', 'devcluster', 'hold', '--name',\n"
+        f"    '{instance.name}', '--control-plane-only'], stdin=subprocess.PIPE,\n"
+        "    stdout=subprocess.PIPE, start_new_session=True)\n"
+        "print(holder.stdout.readline().decode(), end='', flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    ) as user:
+        assert user.stdout is not None
+        try:
+            assert user.stdout.readline() == "ready\n"
+            assert processes.marked(instance.state)
+        finally:
+            user.kill()
+    wait_until(lambda: not instance.lock.exists(), 60, "the holder to clean up")
+    assert _traces(instance) == []
 
 
 def _traces(instance: Instance) -> list[str]:
