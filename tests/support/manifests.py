@@ -391,6 +391,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = copy.deepcopy(dict(base))
     for key, value in over.items():
         inner = out.get(key)
-        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        out[key] = merged(inner, value) if both else copy.deepcopy(value)
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            out[key] = merged(inner, value)
+        else:
+            out[key] = copy.deepcopy(value)
     return out

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-import yaml
 from pydantic import BaseModel, Field
 
 from moe_api.block import Block
@@ -97,9 +96,8 @@ def test_scale_reads_replicas_and_a_selector_string() -> None:
 
 
 def test_uninstalling_the_chart_keeps_the_definitions() -> None:
-    for content in render().values():
-        metadata = yaml.safe_load(content)["metadata"]
-        assert metadata["annotations"]["helm.sh/resource-policy"] == "keep"
+    for crd in (deployment_crd(), placement_crd()):
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_explain_says_what_is_not_honoured_yet() -> None:

@@ -1,0 +1,21 @@
+# The worker: torch, no Kubernetes client; it carries the tiny model at /models/tiny-moe.
+# Built from the repository's root:
+#   docker build -f docker/worker.Dockerfile -t moe-worker:0.1.0 .
+FROM python:3.11-slim-bookworm AS wheel
+WORKDIR /source
+RUN pip install --no-cache-dir build
+COPY . .
+RUN python -m build --wheel --outdir /wheels
+
+FROM python:3.11-slim-bookworm
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
+COPY constraints.txt /tmp/constraints.txt
+RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-cache-dir --no-compile --constraint /tmp/constraints.txt \
+        "moe-operator[worker] @ file://$(ls /wheels/*.whl)" \
+    && rm /tmp/constraints.txt
+COPY examples/tiny-moe /models/tiny-moe
+USER 65532:65532
+EXPOSE 8000 8001 8002 8003
+ENTRYPOINT ["moe-worker"]
+CMD ["serve"]
