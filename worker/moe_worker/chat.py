@@ -67,13 +67,15 @@ def load_template(model_path: Path) -> ChatTemplate | None:
     Raises:
         TemplateUnreadable: naming the file.
     """
-    config = _read_config(model_path / CONFIG_FILE)
+    config = read_tokenizer_config(model_path)
     file = model_path / TEMPLATE_FILE
     source = file.read_text() if file.is_file() else _default_template(config.get("chat_template"))
-    return None if source is None else ChatTemplate(source, _special_tokens(config))
+    return None if source is None else ChatTemplate(source, special_tokens(config))
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_tokenizer_config(model_path: Path) -> dict[str, Any]:
+    """tokenizer_config.json, {} when there is none. Raises TemplateUnreadable."""
+    path = model_path / CONFIG_FILE
     if not path.is_file():
         return {}
     try:
@@ -92,7 +94,8 @@ def _default_template(templates: Any) -> str | None:
     return templates if isinstance(templates, str) else None
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """The named special tokens of a tokenizer_config.json, as text."""
     tokens = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = config.get(name)

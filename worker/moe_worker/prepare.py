@@ -73,7 +73,6 @@ def prepare_completion(
         prompt_ids = model.tokenizer.encode_prompt(request.prompt)
     else:
         prompt_ids = request.prompt
-        _check_vocabulary(prompt_ids, model.vocab_size)
     return _prepared(request, prompt_ids, model, max_model_len, "prompt")
 
 
@@ -84,6 +83,7 @@ def _prepared(
     max_model_len: int,
     param: str,
 ) -> Prepared:
+    _check_vocabulary(prompt_ids, model.vocab_size, param)
     seed = random.getrandbits(63) if request.seed is None else request.seed % 2**63
     params = SamplingParams(
         max_tokens=_max_tokens(request, len(prompt_ids), max_model_len, param),
@@ -106,13 +106,14 @@ def _check_model(request: GenerationRequest, model: ServedModel) -> None:
         raise model_not_found(request.model, model.name)
 
 
-def _check_vocabulary(prompt_ids: list[int], vocab_size: int) -> None:
+def _check_vocabulary(prompt_ids: list[int], vocab_size: int, param: str) -> None:
+    """Also for ids from the tokenizer: it may know tokens for which the model has no embedding."""
     for position, token_id in enumerate(prompt_ids):
         if not 0 <= token_id < vocab_size:
             raise invalid(
-                f"prompt: the token id at position {position} is not in the vocabulary of "
+                f"{param}: the token id at position {position} is not in the vocabulary of "
                 f"{vocab_size} tokens",
-                param="prompt",
+                param=param,
                 code="unknown_token",
             )
 

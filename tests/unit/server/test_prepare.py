@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,3 +103,9 @@ def test_what_the_template_refuses_is_the_clients_mistake() -> None:
     with pytest.raises(ApiError, match="roles are user and assistant") as caught:
         chat(messages=[{"role": "system", "content": "x"}])
     assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_a_token_of_the_tokenizer_that_the_model_lacks_is_refused() -> None:
+    smaller = replace(MODEL, vocab_size=256)
+    with pytest.raises(ApiError, match="position 0 is not in the vocabulary of 256"):
+        chat(smaller)

@@ -1,0 +1,260 @@
+"""A real worker process with the example model: bad requests, cancels, whole characters, drain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from moe_api import names
+from moe_api.load import LoadReport
+from moe_api.worker import WorkerPhase
+from tests.support.served_model import (
+    MODEL_NAME,
+    MODEL_PATH,
+    TOKEN,
+    serving_worker,
+    state_of,
+    worker_process,
+)
+from tests.support.until import until
+from tests.support.worker_command import WorkerCommand
+
+pytestmark = pytest.mark.processes
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "What does os.path.join do?"}]
+LONG: dict[str, Any] = {"prompt": "import os\n", "max_tokens": 2000, "seed": 1, "temperature": 1}
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerCommand]:
+    with serving_worker(tmp_path_factory.mktemp("worker")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(worker: WorkerCommand) -> Iterator[httpx.Client]:
+    with worker.client() as client:
+        yield client
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL_NAME, **fields}
+
+
+def events(lines: Iterator[str]) -> list[Any]:
+    texts = [line.removeprefix("data: ") for line in lines if line]
+    return [text if text == "[DONE]" else json.loads(text) for text in texts]
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(c["choices"][0]["text"] for c in chunks if c != "[DONE]" and c["choices"])
+
+
+def counted(worker: WorkerCommand, outcome: str) -> int:
+    text = httpx.get(f"{worker.public_url}/metrics").text
+    [line] = [
+        x for x in text.splitlines() if x.startswith(f'moe_requests_total{{outcome="{outcome}"}}')
+    ]
+    return int(float(line.split()[-1]))
+
+
+def test_e01_bad_input_is_4xx_and_never_reaches_the_engine(
+    worker: WorkerCommand, client: httpx.Client
+) -> None:
+    bad: list[tuple[str, Any]] = [
+        (CHAT, body(messages=HELLO, **fields))
+        for fields in (
+            {"logit_bias": {"99999999": 1}},
+            {"logit_bias": {str(i): 1 for i in range(2000)}},
+            {"stop": [f"s{i}" for i in range(5000)]},
+            {"max_tokens": 0},
+            {"max_tokens": -1},
+            {"max_tokens": 1e12},
+            {"max_tokens": 10**12},
+            {"max_tokens": "5"},
+            {"max_tokens": 2048},
+            {"temperature": float("nan")},
+            {"temperature": -1},
+            {"top_p": 0},
+            {"top_p": 2},
+            {"n": 0},
+            {"n": 2},
+        )
+    ]
+    bad += [
+        (CHAT, body(messages=[])),
+        (CHAT, body(messages=[{"role": "user", "content": "x" * 2_000_000}])),
+        (CHAT, b'{"model": '),
+        (CHAT, b"x" * 10_000_000),
+        (TEXT, body(prompt=[1792])),
+        (TEXT, body(prompt=[-1])),
+        (TEXT, body(prompt=[5] * 2048)),
+        (TEXT, body(prompt="")),
+    ]
+    normal = body(messages=HELLO, max_tokens=4, temperature=0)
+    expected = client.post(CHAT, json=normal).json()["choices"]
+    incarnation = state_of(worker).incarnation
+    for path, wrong in bad:
+        content = wrong if isinstance(wrong, bytes) else json.dumps(wrong).encode()
+        response = client.post(path, content=content)
+        assert 400 <= response.status_code < 500, (content[:100], response.text)
+        assert response.json()["error"]["message"]
+        answer = client.post(CHAT, json=normal)
+        assert answer.status_code == 200
+        assert answer.json()["choices"] == expected
+    assert state_of(worker).incarnation == incarnation
+
+
+def test_the_official_client_streams_the_same_as_a_whole_answer(worker: WorkerCommand) -> None:
+    asked: dict[str, Any] = {"model": MODEL_NAME, "messages": HELLO, "max_tokens": 24}
+    with openai.OpenAI(base_url=f"{worker.public_url}/v1", api_key="none") as client:
+        for more in ({"temperature": 0}, {"temperature": 1, "top_p": 0.9, "seed": 7}):
+            whole = client.chat.completions.create(**asked, **more)
+            stream = client.chat.completions.create(
+                **asked, **more, stream=True, stream_options={"include_usage": True}
+            )
+            chunks = list(stream)
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            assert text == whole.choices[0].message.content
+            assert chunks[-1].usage == whole.usage
+            assert whole.usage.completion_tokens <= 24
+
+
+def test_e04_a_client_that_leaves_mid_stream_frees_everything(
+    worker: WorkerCommand, client: httpx.Client
+) -> None:
+    before = counted(worker, "cancelled")
+    with client.stream("POST", TEXT, json=body(**LONG, stream=True)) as stream:
+        lines = stream.iter_lines()
+        for _ in range(6):
+            next(lines)
+    until(lambda: state_of(worker).requests_running == 0, "nothing runs", 2)
+    state = state_of(worker)
+    assert (state.requests_waiting, state.kv_blocks_used) == (0, 0)
+    assert counted(worker, "cancelled") == before + 1
+
+
+def test_e04_cancelling_by_id(worker: WorkerCommand, client: httpx.Client) -> None:
+    assert client.delete("/v1/requests/nobody").status_code == 404
+    with client.stream("POST", TEXT, json=body(**LONG, stream=True)) as stream:
+        request_id = stream.headers["x-request-id"]
+        with worker.client() as other:
+            assert other.delete(f"/v1/requests/{request_id}").status_code == 200
+        *_, last = events(stream.iter_lines())
+        assert last["error"]["code"] == "request_cancelled"
+        assert client.delete(f"/v1/requests/{request_id}").status_code == 404
+
+
+def test_e06_streams_hold_whole_characters_and_equal_the_whole_text(client: httpx.Client) -> None:
+    cut_in_mid_character = 0
+    for seed in range(12):
+        asked = body(prompt="ä 你好 😀 é", max_tokens=30, temperature=2, seed=seed)
+        whole = client.post(TEXT, json=asked).json()["choices"][0]["text"]
+        response = client.post(TEXT, json={**asked, "stream": True})
+        response.content.decode("utf-8", "strict")
+        chunks = events(iter(response.text.split("\n\n")))
+        assert text_of(chunks) == whole
+        cut_in_mid_character += whole.endswith("\ufffd")
+        for length in (7, 19):
+            shorter = client.post(TEXT, json={**asked, "max_tokens": length}).json()
+            # A character that the limit cut is flushed as one mark, the rest is a prefix.
+            assert whole.startswith(shorter["choices"][0]["text"].removesuffix("\ufffd"))
+
+
+def test_a_stop_string_over_token_borders_never_leaks(client: httpx.Client) -> None:
+    asked = body(prompt="import os\n", max_tokens=40, temperature=0)
+    whole = client.post(TEXT, json=asked).json()["choices"][0]["text"]
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 7]
+    for stream in (False, True):
+        response = client.post(TEXT, json={**asked, "stop": stop, "stream": stream})
+        if stream:
+            chunks = events(iter(response.text.split("\n\n")))
+            text, reason = text_of(chunks), chunks[-2]["choices"][0]["finish_reason"]
+        else:
+            choice = response.json()["choices"][0]
+            text, reason = choice["text"], choice["finish_reason"]
+        assert text == whole[: whole.index(stop)]
+        assert reason == "stop"
+
+
+def test_counters_agree_with_the_answers(worker: WorkerCommand, client: httpx.Client) -> None:
+    def totals() -> dict[str, float]:
+        lines = [x.split() for x in client.get("/metrics").text.splitlines() if x[0] != "#"]
+        return {name: float(value) for name, value in lines}
+
+    until(lambda: state_of(worker).requests_running == 0, "nothing runs")
+    before = totals()
+    usage = client.post(TEXT, json=body(prompt=[5, 6, 7], max_tokens=9)).json()["usage"]
+    until(lambda: state_of(worker).requests_running == 0, "nothing runs")
+    after = totals()
+
+    def grown(name: str) -> float:
+        return after[name] - before[name]
+
+    assert grown("moe_prompt_tokens_total") == usage["prompt_tokens"] == 3
+    assert grown("moe_generated_tokens_total") == usage["completion_tokens"]
+    with worker.control(TOKEN) as control:
+        load = LoadReport.from_json(control.get(names.CONTROL_LOAD).content)
+    assert sum(map(sum, load.routed)) == sum(map(sum, load.served))
+    assert after["moe_rank_tokens_total"] == sum(map(sum, load.served))
+    # The last token is not computed with: it is only sent.
+    computed = usage["total_tokens"] - 1
+    assert grown("moe_rank_tokens_total") == computed * 4 * 2  # layers × top-k
+
+
+def test_e07_sigterm_lets_a_running_stream_complete(tmp_path: Path) -> None:
+    with serving_worker(tmp_path, drainSeconds=60) as running:
+        with running.client() as client, running.client() as other:
+            asked = body(**{**LONG, "max_tokens": 300}, stream=True)
+            with client.stream("POST", TEXT, json=asked) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                running.process.send_signal(signal.SIGTERM)
+                until(lambda: running.answers("/readyz", 503), "readiness is false", 1)
+                assert other.post(TEXT, json=body(**LONG)).status_code == 503
+                assert state_of(running).phase is WorkerPhase.DRAINING
+                *chunks, done = events(lines)
+            assert done == "[DONE]"
+            assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+        assert running.process.wait(30) == 0, running.log()
+
+
+def test_e07_a_stream_longer_than_the_drain_ends_with_an_error_chunk(tmp_path: Path) -> None:
+    with serving_worker(tmp_path, drainSeconds=0) as running, running.client() as client:
+        with client.stream("POST", TEXT, json=body(**LONG, stream=True)) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            running.process.send_signal(signal.SIGTERM)
+            *_, last = events(lines)
+        assert last["error"]["code"] == "drain_deadline"
+        assert running.process.wait(30) == 0, running.log()
+
+
+def test_a_model_without_experts_is_reported_not_crashed(tmp_path: Path) -> None:
+    model = tmp_path / "dense"
+    model.mkdir()
+    for file in MODEL_PATH.iterdir():
+        os.symlink(file, model / file.name)
+    (model / "config.json").unlink()
+    config = json.loads((MODEL_PATH / "config.json").read_text())
+    del config["num_local_experts"]
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    named = {"path": str(model), "servedName": MODEL_NAME}
+    with worker_process(tmp_path, model=named) as running, running.client() as client:
+        state = state_of(running)
+        assert state.phase is WorkerPhase.FAILED
+        assert state.error_reason == "ModelHasNoExperts"
+        assert client.get("/readyz").status_code == 503
+        refused = client.post(TEXT, json=body(prompt="a"))
+        assert refused.status_code == 503
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0
