@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,16 +48,18 @@ def expert_mlp(rows_PH: Tensor, offsets: Tensor, w13_S2IH: Tensor, w2_SHI: Tenso
 def _tile_groups(offsets: Tensor) -> tuple[list[tuple[int, int, int]], Tensor, int]:
     """Slots with rows as (slot, first padded row, end), each row's padded place, padded rows."""
     groups: list[tuple[int, int, int]] = []
-    places: list[Tensor] = []
+    shifts, counts = [], []
     padded = 0
     for slot, (start, end) in enumerate(pairwise(offsets.tolist())):
         if end == start:
             continue
-        places.append(torch.arange(padded, padded + end - start, device=offsets.device))
         stop = padded + num_tiles(end - start) * TILE_ROWS
         groups.append((slot, padded, stop))
+        shifts.append(padded - start)
+        counts.append(end - start)
         padded = stop
-    return groups, torch.cat(places) if places else offsets.new_empty(0), padded
+    place_P = np.arange(sum(counts)) + np.repeat(np.array(shifts, dtype=np.int64), counts)
+    return groups, torch.from_numpy(place_P).to(offsets.device), padded
 
 
 def _per_slot(x_QH: Tensor, groups: list[tuple[int, int, int]], w_SOH: Tensor) -> Tensor:

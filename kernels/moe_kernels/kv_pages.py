@@ -8,12 +8,13 @@ What is written is rounded or quantised at once and always read back from the pa
 sees the same numbers however a prompt was cut. Neighbours: `fp4` is the NVFP4 code,
 `paged_attention` the reader.
 
-Letters: B blocks asked for, T tokens, N kv heads, D head_dim.
+Letters: T tokens, N kv heads, D head_dim, S runs of B blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 import torch
@@ -95,13 +96,15 @@ def append(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> Non
     pages.scales[blocks, :, :, offsets] = scales
 
 
-def read(pages: KvPages, blocks_B: Tensor) -> Tensor:
-    """Keys [:, 0] and values [:, 1] of whole blocks: float32 [B, 2, N, block, D]."""
-    data = torch.index_select(pages.data, 0, blocks_B)
+def read(pages: KvPages, blocks_SB: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of S runs of B whole blocks, float32 [S, N, B · block, D] each."""
+    data = _gather(pages.data, blocks_SB)
     if pages.scales is None:
-        return data.to(torch.float32)
-    scales = torch.index_select(pages.scales, 0, blocks_B)
-    return fp4.dequantize_nvfp4(data, scales, _global_scales(data.device).view(2, 1, 1, 1))
+        kv = data.to(torch.float32)
+    else:
+        step = _global_scales(data.device).view(2, 1, 1, 1, 1)
+        kv = fp4.dequantize_nvfp4(data, _gather(pages.scales, blocks_SB), step)
+    return kv[0], kv[1]
 
 
 def bytes_per_token(kv_format: KvFormat, num_kv_heads: int, head_dim: int) -> int:
@@ -112,5 +115,15 @@ def bytes_per_token(kv_format: KvFormat, num_kv_heads: int, head_dim: int) -> in
     return elements * _PLAIN_DTYPES[kv_format].itemsize
 
 
+@cache
 def _global_scales(device: torch.device) -> Tensor:
     return torch.tensor([KEY_GLOBAL_SCALE, VALUE_GLOBAL_SCALE], device=device)
+
+
+def _gather(stored: Tensor, blocks_SB: Tensor) -> Tensor:
+    """[2, S, N, B · block, X] of [blocks, 2, N, block, X], copied head by head of each block."""
+    _, _, num_heads, block_size, width = stored.shape
+    heads = torch.arange(2 * num_heads, device=stored.device).view(2, 1, num_heads, 1)
+    chunks = blocks_SB[None, :, None, :] * (2 * num_heads) + heads
+    rows = stored.view(-1, block_size * width).index_select(0, chunks.reshape(-1))
+    return rows.view(2, blocks_SB.shape[0], num_heads, blocks_SB.shape[1] * block_size, width)

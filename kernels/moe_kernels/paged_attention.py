@@ -29,8 +29,10 @@ from moe_kernels.kv_pages import KvPages
 TILE_TOKENS = 4
 SPAN_TOKENS = 64
 PAIRS_PER_PRODUCT = 8
-MAX_PAIRS_PER_PASS = 1024
-"""Bounds the scratch memory: a pass holds the keys, values and scores of so many pairs."""
+MAX_PAIRS_PER_PASS = 256
+MAX_SPANS_PER_PASS = 64
+"""Bound the scratch memory of a pass (scores of pairs, keys and values of spans) so that it stays
+in the processor's cache. A single tile may pass both."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -47,7 +49,7 @@ class AttentionRows:
 
 @dataclass(frozen=True)
 class AttentionPass:
-    """Tiles [first_tile, first_tile + U) and their pairs, ordered by span, then by tile.
+    """Tiles [first_tile, first_tile + U), the longest first, and their pairs by span, then tile.
 
     P is filled up to a multiple of PAIRS_PER_PRODUCT with copies of the first pair, never used.
     """
@@ -55,10 +57,12 @@ class AttentionPass:
     first_tile: int
     tiles_per_span: tuple[int, ...]
     """How many of the pass's tiles reach span 0, 1, …; not increasing."""
-    span_blocks: Tensor
-    """int64 [S · blocks per span]."""
-    span_lengths_S: Tensor
-    """Valid tokens of each span."""
+    span_blocks_SB: Tensor
+    """The blocks of each span."""
+    last_spans: Tensor
+    """The last span of each sequence, as far as this pass reads it …"""
+    last_lengths: Tensor
+    """… and how many of its tokens exist."""
     pair_spans_P: Tensor
     pair_offsets_P: Tensor
     """Position of the pair's first key."""
@@ -88,8 +92,11 @@ def plan_attention(
     if SPAN_TOKENS % block_size:
         raise ValueError(f"block size {block_size} does not divide {SPAN_TOKENS}")
     tiles = _tiles(rows)
-    # The longest first: then the tiles that reach span j are a prefix, for every j.
-    tiles = tiles[np.argsort(-tiles[:, _SPANS], kind="stable")]
+    ranges = _cut(tiles)
+    for begin, end in ranges:
+        # The longest first: then the tiles that reach span j are a prefix, for every j.
+        part = tiles[begin:end]
+        tiles[begin:end] = part[np.argsort(-part[:, _SPANS], kind="stable")]
     num_tokens = sum(row.num_tokens for row in rows)
     places = np.arange(TILE_TOKENS)
     real_UT = places < tiles[:, _TOKENS, None]
@@ -103,8 +110,7 @@ def plan_attention(
         tile_positions_UT=torch.from_numpy(positions_UT).to(device),
         place_of_row_T=torch.from_numpy(place_of_row).to(device),
         passes=tuple(
-            _plan_pass(tiles, begin, end, rows, block_size, device)
-            for begin, end in _cut(tiles[:, _SPANS].tolist())
+            _plan_pass(tiles, begin, end, rows, block_size, device) for begin, end in ranges
         ),
     )
 
@@ -141,7 +147,7 @@ def paged_attention(q_THD: Tensor, pages: KvPages, plan: AttentionPlan) -> Tenso
 def _run_pass(q_UNMD: Tensor, positions_UM: Tensor, pages: KvPages, part: AttentionPass) -> Tensor:
     k_SNLD, v_SNLD = _read_spans(pages, part)
     tiles, spans = part.pair_tiles_P, part.pair_spans_P
-    scores_PNML = _products(q_UNMD[tiles], k_SNLD[spans].transpose(-1, -2))
+    scores_PNML = _products(q_UNMD[tiles], k_SNLD.transpose(-1, -2), spans)
     keys_PL = part.pair_offsets_P[:, None] + torch.arange(SPAN_TOKENS, device=q_UNMD.device)
     seen_PML = keys_PL[:, None, :] <= positions_UM[tiles][:, :, None]
     scores_PNML = torch.where(seen_PML[:, None], scores_PNML, -torch.inf)
@@ -154,7 +160,7 @@ def _run_pass(q_UNMD: Tensor, positions_UM: Tensor, pages: KvPages, part: Attent
 
     weights_PNML = torch.exp(scores_PNML - top_UNM[tiles][..., None])
     sums_PNM = weights_PNML.sum(dim=-1)
-    parts_PNMD = _products(weights_PNML, v_SNLD[spans])
+    parts_PNMD = _products(weights_PNML, v_SNLD, spans)
     sum_UNM = torch.zeros_like(top_UNM)
     out_UNMD = torch.zeros_like(q_UNMD)
     for begin, count in _segments(part.tiles_per_span):
@@ -164,29 +170,25 @@ def _run_pass(q_UNMD: Tensor, positions_UM: Tensor, pages: KvPages, part: Attent
 
 
 def _read_spans(pages: KvPages, part: AttentionPass) -> tuple[Tensor, Tensor]:
-    """Keys and values of every span, [S, N, L, D] each; values past the end are zero."""
-    kv = kv_pages.read(pages, part.span_blocks)
-    num_kv_heads, block_size, head_dim = kv.shape[2:]
-    kv_2SNLD = (
-        kv.view(-1, SPAN_TOKENS // block_size, 2, num_kv_heads, block_size, head_dim)
-        .permute(2, 0, 3, 1, 4, 5)
-        .reshape(2, -1, num_kv_heads, SPAN_TOKENS, head_dim)
-    )
+    """Keys and values of every span, [S, N, L, D] each; values past a sequence's end are zero."""
+    k_SNLD, v_SNLD = kv_pages.read(pages, part.span_blocks_SB)
     # A weight of zero times an old NaN would still be NaN.
-    places = torch.arange(SPAN_TOKENS, device=kv.device)
-    stale_SL = places >= part.span_lengths_S[:, None]
-    return kv_2SNLD[0], kv_2SNLD[1].masked_fill(stale_SL[:, None, :, None], 0.0)
+    places = torch.arange(SPAN_TOKENS, device=v_SNLD.device)
+    stale = places >= part.last_lengths[:, None]
+    lasts = v_SNLD[part.last_spans].masked_fill(stale[:, None, :, None], 0.0)
+    v_SNLD[part.last_spans] = lasts
+    return k_SNLD, v_SNLD
 
 
-def _products(a_PNMX: Tensor, b_PNXY: Tensor) -> Tensor:
-    """a · b pair by pair, always PAIRS_PER_PRODUCT pairs in a call; P is a multiple."""
+def _products(a_PNMX: Tensor, b_SNXY: Tensor, spans_P: Tensor) -> Tensor:
+    """a · b[span] pair by pair, always PAIRS_PER_PRODUCT pairs in a call; P is a multiple."""
     num_pairs, num_kv_heads, num_rows = a_PNMX.shape[:3]
-    out_PNMY = a_PNMX.new_empty((num_pairs, num_kv_heads, num_rows, b_PNXY.shape[3]))
+    out_PNMY = a_PNMX.new_empty((num_pairs, num_kv_heads, num_rows, b_SNXY.shape[3]))
     for begin in range(0, num_pairs, PAIRS_PER_PRODUCT):
         pairs = slice(begin, begin + PAIRS_PER_PRODUCT)
         torch.bmm(
             a_PNMX[pairs].flatten(0, 1),
-            b_PNXY[pairs].flatten(0, 1),
+            b_SNXY[spans_P[pairs]].flatten(0, 1),
             out=out_PNMY[pairs].flatten(0, 1),
         )
     return out_PNMY
@@ -224,15 +226,22 @@ def _tiles(rows: Sequence[AttentionRows]) -> Int64s:
     return np.concatenate(tables) if tables else np.empty((0, 5), dtype=np.int64)
 
 
-def _cut(spans: list[int]) -> list[tuple[int, int]]:
-    """Ranges of tiles with at most MAX_PAIRS_PER_PASS pairs each, or a single tile."""
-    ranges, begin, pairs = [], 0, 0
-    for tile, count in enumerate(spans):
-        if tile > begin and pairs + count > MAX_PAIRS_PER_PASS:
+def _cut(tiles: Int64s) -> list[tuple[int, int]]:
+    """Ranges of tiles within the bounds of a pass, or of one tile. Tiles of a sequence are in order
+    of position, so the spans it needs so far are its newest tile's."""
+    ranges: list[tuple[int, int]] = []
+    begin = pairs = spans = 0
+    sequence, reach = -1, 0
+    for tile, (owner, count) in enumerate(tiles[:, (_SEQUENCE, _SPANS)].tolist()):
+        more = count - reach if owner == sequence else count
+        too_many = pairs + count > MAX_PAIRS_PER_PASS or spans + more > MAX_SPANS_PER_PASS
+        if too_many and tile > begin:
             ranges.append((begin, tile))
-            begin, pairs = tile, 0
+            begin, pairs, spans, more = tile, 0, 0, count
         pairs += count
-    return [*ranges, (begin, len(spans))] if spans else []
+        spans += more
+        sequence, reach = owner, count
+    return [*ranges, (begin, len(tiles))] if len(tiles) else []
 
 
 def _plan_pass(
@@ -255,18 +264,15 @@ def _plan_pass(
     sequences, first_tiles = np.unique(part[:, _SEQUENCE], return_index=True)
     furthest = num_spans[first_tiles]
     first_span = np.concatenate(([0], np.cumsum(furthest)))
-    blocks_per_span = SPAN_TOKENS // block_size
-    span_blocks = np.zeros(int(first_span[-1]) * blocks_per_span, dtype=np.int64)
-    lengths = np.empty(int(first_span[-1]), dtype=np.int64)
+    blocks_SB = np.zeros((int(first_span[-1]), SPAN_TOKENS // block_size), dtype=np.int64)
+    last_lengths = np.empty(len(sequences), dtype=np.int64)
     for place, index in enumerate(sequences):
         row = rows[index]
-        span_range = slice(first_span[place], first_span[place + 1])
-        wanted = int(furthest[place]) * blocks_per_span
-        table = np.asarray(row.blocks[:wanted], dtype=np.int64)
-        offset = int(first_span[place]) * blocks_per_span
-        span_blocks[offset : offset + len(table)] = table
-        offsets = np.arange(furthest[place]) * SPAN_TOKENS
-        lengths[span_range] = np.clip(row.start + row.num_tokens - offsets, 0, SPAN_TOKENS)
+        of_sequence = blocks_SB[first_span[place] : first_span[place + 1]].reshape(-1)
+        table = row.blocks[: len(of_sequence)]
+        of_sequence[: len(table)] = table
+        last_start = (furthest[place] - 1) * SPAN_TOKENS
+        last_lengths[place] = min(row.start + row.num_tokens - last_start, SPAN_TOKENS)
     sequence_of_pair = np.searchsorted(sequences, part[pair_tiles, _SEQUENCE])
     pair_spans = first_span[sequence_of_pair] + span_index
 
@@ -281,8 +287,9 @@ def _plan_pass(
     return AttentionPass(
         first_tile=begin,
         tiles_per_span=tiles_per_span,
-        span_blocks=tensor(span_blocks),
-        span_lengths_S=tensor(lengths),
+        span_blocks_SB=tensor(blocks_SB),
+        last_spans=tensor(first_span[1:] - 1),
+        last_lengths=tensor(last_lengths),
         pair_spans_P=filled(pair_spans),
         pair_offsets_P=filled(span_index * SPAN_TOKENS),
         pair_tiles_P=filled(pair_tiles),
