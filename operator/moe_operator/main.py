@@ -23,19 +23,22 @@ from moe_operator import arguments
 from moe_operator.cluster import ApiServer, connect, endpoint, load_credentials
 from moe_operator.errors import SetupError
 from moe_operator.process import WATCHED_KINDS, Process, Reconcile, system_clock
-from moe_operator.reconcile import reconcile
 from moe_operator.resources import RESOURCES
 from moe_operator.settings import Settings, WatchSettings
 
 LABELLED_KINDS = ("Pod", "Service", "ConfigMap", "PodDisruptionBudget", names.PLACEMENT_KIND)
 """Kinds of which only ours are watched, selected by the API server."""
+CHATTY = ("kopf.objects", "httpx", "httpcore", "urllib3", "asyncio")
+"""Loggers with a line for every event or request."""
+STOP_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments.parse(sys.argv[1:] if argv is None else argv)
     logs.configure(options.log_level)
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for every event else
+    from moe_operator.reconcile import reconcile  # after --help; the shell needs no brain
+
     try:
         return run(arguments.settings_from(options), reconcile)
     except SetupError as error:
@@ -45,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(settings: Settings, reconcile: Reconcile) -> int:
     """From start to end; the exit code is 0 only when the end was asked for."""
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     clock = system_clock()
     api = ApiServer(
         connect(load_credentials(settings.kubeconfig)), settings.client, clock.monotonic
@@ -57,8 +62,8 @@ def run(settings: Settings, reconcile: Reconcile) -> int:
     process.start()
     watcher.start()
     exit_code = process.wait()
-    watcher.stop()
     process.stop()
+    watcher.stop()
     return exit_code
 
 
@@ -67,32 +72,42 @@ class Watcher:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._stop = threading.Event()
+        self._stopping = False
+        self._stop_kopf: Callable[[], object] = lambda: None
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=10.0)
+        self._stopping = True
+        if self._begun.wait(STOP_SECONDS):
+            self._stop_kopf()
+        self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        namespaces = self._process.settings.namespaces
         try:
-            asyncio.run(
-                kopf.operator(
-                    registry=build_registry(self._process),
-                    settings=kopf_settings(self._process.settings.watches),
-                    standalone=True,
-                    clusterwide=not namespaces,
-                    namespaces=namespaces,
-                    stop_flag=self._stop,
-                )
-            )
+            asyncio.run(self._watch())
         finally:
-            if not self._stop.is_set():
+            if not self._stopping:
                 self._process.end(1, "the watcher ended")
+
+    async def _watch(self) -> None:
+        # A flag of this loop: for one of threads Kopf keeps a thread waiting, and a failed Kopf
+        # would never return because of it.
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._stop_kopf = lambda: loop.call_soon_threadsafe(stop.set)
+        self._begun.set()
+        namespaces = self._process.settings.namespaces
+        await kopf.operator(
+            registry=build_registry(self._process),
+            settings=kopf_settings(self._process.settings.watches),
+            standalone=True,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            stop_flag=stop,
+        )
 
 
 def kopf_settings(watches: WatchSettings) -> kopf.OperatorSettings:

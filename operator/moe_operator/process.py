@@ -106,6 +106,8 @@ class Process:
                 "install the chart's CRDs (helm upgrade --install with crds.install=true, or "
                 "kubectl apply -f crds/) and start the operator again"
             )
+        self._patiently(self._cluster.list_deployments)  # a CRD just made answers 429 at first
+        self._patiently(self._cluster.stored_leader_epoch)
 
     def start(self) -> None:
         threading.excepthook = self._thread_died

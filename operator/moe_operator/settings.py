@@ -47,8 +47,8 @@ class ClientSettings:
 class WatchSettings:
     """Streams of events; a silent one is a fault, because bookmarks come every minute."""
 
-    server_timeout_seconds: float = 120.0
-    """The API server ends every watch after this; it is opened again at once."""
+    server_timeout_seconds: int = 120
+    """The API server ends every watch after this and it is opened again; no fraction is taken."""
     inactivity_seconds: float = 70.0
     """A watch without event or bookmark for this long is opened again."""
     stale_seconds: float = 300.0

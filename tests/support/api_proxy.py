@@ -150,7 +150,7 @@ class ApiProxy:
             request.method,
             self._upstream + request.path_qs,
             headers=headers,
-            data=await request.read(),
+            data=await request.read() or None,
         ) as answer:
             return await self._stream(request, answer, asked.watching)
 
