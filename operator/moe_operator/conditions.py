@@ -94,12 +94,21 @@ def _first_failing(report: Report, outcome: GroupOutcome) -> str:
     for member in outcome.members:
         if member.state is MemberState.LOST:
             return f"group {name}: member {member.member.id} is lost: {member.evidence}"
-    for pod in outcome.view.pods:
+    for pod in sorted(outcome.view.pods, key=_blame):
         told = _not_serving(pod)
         if told:
             return f"group {name}: pod {pod.name}: {told}"
     missing = report.rules.width - len({pod.member for pod in outcome.view.pods if pod.active})
     return f"group {name}: {missing} of {report.rules.width} pods are not there yet"
+
+
+def _blame(pod: PodView) -> int:
+    """Order in which pods are named: what failed, what cannot start, what takes its time."""
+    if pod.end is not None or pod.worker_failed:
+        return 0
+    if pod.waiting or pod.silence:
+        return 1
+    return 2 if pod.state is None or pod.deleting else 3
 
 
 def _not_serving(pod: PodView) -> str:
