@@ -41,7 +41,7 @@ def join(plan: GroupPlan, rank: int, timeout_seconds: float = 20.0) -> int:
     _exchange.close()
     called_off = threading.Event()
     settings = RendezvousSettings(operation_timeout_seconds=timeout_seconds)
-    _exchange = Rendezvous(plan, rank, settings, called_off.wait, lambda missing: None).run()
+    _exchange = Rendezvous(plan, rank, settings, "", called_off.wait, lambda missing: None).run()
     return _exchange.size
 
 
@@ -140,9 +140,9 @@ def agree_once(value: int, timeout_seconds: float) -> list[int]:
     """Swap one byte with everybody; raises ExchangeFailed."""
     mine = torch.tensor([value], dtype=torch.uint8)
     theirs = {p: torch.empty_like(mine) for p in range(_exchange.size) if p != _exchange.rank}
-    _exchange.transfer(
-        "control", [(p, mine) for p in theirs], list(theirs.items()), timeout_seconds
-    ).wait()
+    _exchange.transfer("control", [(p, mine) for p in theirs], list(theirs.items())).wait(
+        timeout_seconds
+    )
     return [int(theirs[p][0]) if p in theirs else value for p in range(_exchange.size)]
 
 

@@ -7,7 +7,7 @@ one that is not complete: this runs beside the engine, which begins the new gene
 told that the exchange stands. Waiting ends by success or by being called off for a newer plan;
 meanwhile it says who is missing. A failed attempt is made again under a new number.
 
-Neighbours: `engine.transition` runs it in a thread of its own, `expert.exchange` is the result.
+Neighbours: `engine.preparation` runs it in a thread of its own, `expert.exchange` is the result.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Missing:
 
     member_ids: tuple[int, ...]
     message: str
+    failed: bool = False
+    """All were there once, and connecting them failed."""
 
 
 class Cancelled(Exception):
@@ -79,11 +81,13 @@ class Rendezvous:
         plan: GroupPlan,
         rank: int,
         settings: RendezvousSettings,
+        credentials: str,
         wait: Callable[[float], bool],
         report: Callable[[Missing], None],
     ) -> None:
         """
         Args:
+            credentials: what members must have in common besides the plan (shapes, buffer sizes).
             wait: sleeps so many seconds; True as soon as the rendezvous is called off.
             report: told whenever who or what is missing changes.
         """
@@ -91,9 +95,9 @@ class Rendezvous:
         self._wait, self._report = wait, report
         self._told: Missing | None = None
         self._attempt = 0
-        self._host = plan.members[0]
+        self._host, self._own = plan.members[0], plan.members[rank]
         self._place = f"{self._host.address}:{store_port(plan.generation)}"
-        self._ticket = f"{plan.generation}/{plan.epoch}/{plan.content_hash()}".encode()
+        self._ticket = f"{plan.content_hash()}/{credentials}".encode()
 
     def run(self) -> Exchange:
         """Block until the group is connected and proven.
@@ -112,7 +116,9 @@ class Rendezvous:
             except (RuntimeError, OSError) as error:
                 # A pair, a peer or the store failed. The host keeps its store and begins another
                 # attempt; the others look for the store anew and wait for that attempt.
-                self._tell((), f"forming generation {self._plan.generation} failed: {error}")
+                others = [m.id for m in self._plan.members if m.id != self._own.id]
+                message = f"forming generation {self._plan.generation} failed: {error}"
+                self._tell(Missing(tuple(others), message, failed=True))
                 if self._rank == 0 and store is not None:
                     store.add(_ATTEMPT, 1)
                 else:
@@ -143,11 +149,11 @@ class Rendezvous:
             except (OSError, dist.DistError) as error:
                 missing = () if self._rank == 0 else (self._host.id,)
                 verb = "cannot be opened" if self._rank == 0 else "does not answer"
-                self._tell(
-                    missing,
+                message = (
                     f"store of generation {self._plan.generation} at {self._place} (member "
-                    f"{self._host.id}) {verb}: {error}",
+                    f"{self._host.id}) {verb}: {error}"
                 )
+                self._tell(Missing(missing, message))
                 self._pause()
 
     def _gather(self, store: TCPStore) -> None:
@@ -167,13 +173,14 @@ class Rendezvous:
                 ]
                 if not absent:
                     return
-                self._tell(tuple(absent), f"waiting at {self._place} for members {absent}")
+                message = f"waiting at {self._place} for members {absent}"
+                self._tell(Missing(tuple(absent), message))
             self._pause()
 
     def _connect(self, store: TCPStore) -> Exchange:
         prefix = PrefixStore(f"pairs/{self._attempt}", store)
         timeout = timedelta(seconds=self._settings.connect_timeout_seconds)
-        size, address = len(self._plan.members), self._plan.members[self._rank].address
+        size, address = len(self._plan.members), self._own.address
         gloo = _gloo_group(prefix, self._rank, size, address, timeout)
         nccl = None
         if self._settings.device == "cuda":
@@ -184,11 +191,10 @@ class Rendezvous:
             prove(exchange, self._ticket, self._settings)
         return exchange
 
-    def _tell(self, member_ids: tuple[int, ...], message: str) -> None:
-        missing = Missing(member_ids, message)
+    def _tell(self, missing: Missing) -> None:
         if missing != self._told:
             self._told = missing
-            logger.info(message, extra={"generation": self._plan.generation})
+            logger.info(missing.message, extra={"generation": self._plan.generation})
             self._report(missing)
 
     def _pause(self) -> None:
@@ -212,8 +218,7 @@ def prove(exchange: Exchange, ticket: bytes, settings: RendezvousSettings) -> No
             "control" if channel == "control" else "data",
             [(peer, mine) for peer in peers],
             list(theirs.items()),
-            settings.connect_timeout_seconds,
-        ).wait()
+        ).wait(settings.connect_timeout_seconds)
         strangers = [peer for peer, answer in theirs.items() if not torch.equal(answer, mine)]
         if strangers:
             raise ExchangeFailed(f"ranks {strangers} came with another plan", strangers)

@@ -44,6 +44,30 @@ class DispatchShape:
     """Rounds with more tokens than this compute the local rows while the others travel; smaller
     ones are one slice, for the sake of fuller tiles."""
 
+    @property
+    def row_bytes(self) -> int:
+        return self.hidden * self.wire_dtype.itemsize
+
+    @property
+    def return_bytes(self) -> int:
+        """All float32 rows that can come back in one round."""
+        return self.tokens_per_round * self.top_k * self.hidden * 4
+
+    def header_bytes(self, num_tokens: int) -> int:
+        raw = num_tokens * self.top_k * _HEADER_DTYPE.itemsize
+        return -(-raw // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    def bin_bytes(self, num_tokens: int) -> int:
+        """Header and rows of one rank's tokens when all of them go to one destination."""
+        return self.header_bytes(num_tokens) + num_tokens * self.row_bytes
+
+
+def buffer_bytes(shape: DispatchShape, num_ranks: int) -> int:
+    """What a `Dispatcher` allocates in a group of this size."""
+    if num_ranks == 1:
+        return 0
+    return 2 * (num_ranks - 1) * shape.bin_bytes(shape.tokens_per_round) + shape.return_bytes
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -73,14 +97,12 @@ class Dispatcher:
         self.device = torch.device(device)
         self.observer: Observer = observer or Unobserved()
         self.scopes: Sequence[Scope] = scopes or ["remote"] * exchange.size
-        self.row_bytes = shape.hidden * shape.wire_dtype.itemsize
         self.peers = [(exchange.rank + i) % exchange.size for i in range(1, exchange.size)]
-        bin_bytes = self.bin_bytes(shape.tokens_per_round)
+        bin_bytes = shape.bin_bytes(shape.tokens_per_round)
         self._out = {p: self._bytes(bin_bytes) for p in self.peers}
         self._in = {p: self._bytes(bin_bytes) for p in self.peers}
         # A pair's row comes back from exactly one rank, so one buffer holds all of them.
-        pairs = shape.tokens_per_round * shape.top_k
-        self._back = self._bytes(pairs * shape.hidden * 4 if self.peers else 0)
+        self._back = self._bytes(shape.return_bytes if self.peers else 0)
 
     def num_rounds(self, tokens_R: Sequence[int]) -> int:
         return -(-max(tokens_R) // self.shape.tokens_per_round)
@@ -107,35 +129,28 @@ class Dispatcher:
             )
         return RoutedBatch(self, x_TH, physical_TK, weights_TK, tokens_R)
 
-    def header_bytes(self, num_tokens: int) -> int:
-        raw = num_tokens * self.shape.top_k * _HEADER_DTYPE.itemsize
-        return -(-raw // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-    def bin_bytes(self, num_tokens: int) -> int:
-        return self.header_bytes(num_tokens) + num_tokens * self.row_bytes
-
     def pack(self, peer: int, slots_tK: Tensor, rows_tH: Tensor) -> Tensor:
         """Header and the rows that `peer` serves, into its bin; returns the bytes to send."""
-        header, here_t = self.header_bytes(len(slots_tK)), (slots_tK >= 0).any(dim=1)
+        header, here_t = self.shape.header_bytes(len(slots_tK)), (slots_tK >= 0).any(dim=1)
         rows_NH = rows_tH[here_t]
-        buffer, end = self._out[peer], header + len(rows_NH) * self.row_bytes
+        buffer, end = self._out[peer], header + len(rows_NH) * self.shape.row_bytes
         buffer[:header].view(_HEADER_DTYPE)[: slots_tK.numel()] = slots_tK.reshape(-1)
         buffer[header:end].view(self.shape.wire_dtype)[:] = rows_NH.reshape(-1)
-        whole = self.bin_bytes(len(slots_tK)) if self.exchange.whole_buffers else end
+        whole = self.shape.bin_bytes(len(slots_tK)) if self.exchange.whole_buffers else end
         return buffer[:whole]
 
     def unpack(self, peer: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """(rows [N, H] float32, slots [N, K] int64) that `peer` sent for its `num_tokens`."""
-        buffer, header = self._in[peer], self.header_bytes(num_tokens)
+        buffer, header = self._in[peer], self.shape.header_bytes(num_tokens)
         flat = buffer[:header].view(_HEADER_DTYPE)[: num_tokens * self.shape.top_k]
         slots_tK = flat.reshape(num_tokens, self.shape.top_k).to(torch.int64)
         slots_NK = slots_tK[(slots_tK >= 0).any(dim=1)]
-        raw = buffer[header : header + len(slots_NK) * self.row_bytes]
+        raw = buffer[header : header + len(slots_NK) * self.shape.row_bytes]
         rows = raw.view(self.shape.wire_dtype).reshape(len(slots_NK), self.shape.hidden)
         return rows.to(torch.float32), slots_NK
 
     def inbox(self, peer: int, num_tokens: int) -> Tensor:
-        return self._in[peer][: self.bin_bytes(num_tokens)]
+        return self._in[peer][: self.shape.bin_bytes(num_tokens)]
 
     def returns(self, first_pair: int, num_pairs: int) -> Tensor:
         row = self.shape.hidden * 4
@@ -220,7 +235,7 @@ class RoutedBatch:
         slots_tK = torch.where(self._rank_TK[mine] == own, self._slot_TK[mine], -1)
         here_t = (slots_tK >= 0).any(dim=1)
         rows_NH = self._x_TH[mine][here_t].to(torch.float32)
-        self._owner.observer.sent("self", len(rows_NH) * self._owner.row_bytes)
+        self._owner.observer.sent("self", len(rows_NH) * self._owner.shape.row_bytes)
         return own, rows_NH, slots_tK[here_t]
 
     def _arrived(self, tokens_R: Sequence[int]) -> list[tuple[int, Tensor, Tensor]]:

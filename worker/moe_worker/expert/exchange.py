@@ -34,8 +34,8 @@ class ExchangeFailed(RuntimeError):
 class Transfer(Protocol):
     """Sends and receives that are under way; their buffers belong to it until `wait` returns."""
 
-    def wait(self) -> None:
-        """Return when all are done.
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Return when all are done. Without a time-out of its own it has the exchange's.
 
         Raises:
             ExchangeFailed: a peer failed, or the deadline (counted from this call) passed.
@@ -61,12 +61,10 @@ class Exchange(Protocol):
         channel: Channel,
         sends: PeerBuffers,
         receives: PeerBuffers,
-        timeout_seconds: float | None = None,
     ) -> Transfer:
         """Post all (peer, buffer) pairs together, at most one of each kind per peer.
 
-        Control buffers live on the CPU, data buffers on the worker's device. Without a time-out
-        of its own the operation has the exchange's.
+        Control buffers live on the CPU, data buffers on the worker's device.
 
         Raises:
             ExchangeFailed: the group is broken already.
@@ -110,7 +108,6 @@ class LocalExchange:
         channel: Channel,
         sends: PeerBuffers,
         receives: PeerBuffers,
-        timeout_seconds: float | None = None,
     ) -> Transfer:
         assert not sends, "a group of one has no peers to send to"
         assert not receives, "a group of one has no peers to receive from"
@@ -142,16 +139,14 @@ class GroupExchange:
         channel: Channel,
         sends: PeerBuffers,
         receives: PeerBuffers,
-        timeout_seconds: float | None = None,
     ) -> Transfer:
         if self._gloo is None:
             raise ExchangeFailed("the exchange is closed", ())
-        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         if channel == "data" and self._nccl is not None:
             from moe_worker.expert import nccl
 
-            return nccl.post(self._nccl, sends, receives, limit)
-        return _post(self._gloo, channel, sends, receives, limit)
+            return nccl.post(self._nccl, sends, receives, self._timeout_seconds)
+        return _post(self._gloo, channel, sends, receives, self._timeout_seconds)
 
     def close(self) -> None:
         if self._nccl is not None:
@@ -187,8 +182,9 @@ class _Posted:
     ) -> None:
         self._channel, self._works, self._timeout_seconds = channel, works, timeout_seconds
 
-    def wait(self) -> None:
-        deadline = time.monotonic() + self._timeout_seconds
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = time.monotonic() + limit
         failed: dict[int, str] = {}
         works, self._works = self._works, []
         for peer, work in works:

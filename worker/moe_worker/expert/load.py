@@ -28,6 +28,7 @@ class LoadCounts:
 
 class LoadCounters:
     def __init__(self, num_layers: int, num_experts: int, num_slots: int) -> None:
+        self.num_experts = num_experts
         self._lock = threading.Lock()
         self._routed_LE = torch.zeros((num_layers, num_experts), dtype=torch.int64)
         self._served_LS = torch.zeros((num_layers, num_slots), dtype=torch.int64)

@@ -44,15 +44,16 @@ class _Grouped:
     def __init__(self, work: dist.Work | None, peers: list[int], timeout_seconds: float) -> None:
         self._work, self._peers, self._timeout_seconds = work, peers, timeout_seconds
 
-    def wait(self) -> None:
+    def wait(self, timeout_seconds: float | None = None) -> None:
         if self._work is None:
             return
         # NCCL's own wait only orders streams; the deadline needs the host to see completion.
-        deadline = time.monotonic() + self._timeout_seconds
+        limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = time.monotonic() + limit
         try:
             while not self._work.is_completed():
                 if time.monotonic() > deadline:
-                    told = f"not complete after {self._timeout_seconds:g} s"
+                    told = f"not complete after {limit:g} s"
                     raise exchange.failure("data", dict.fromkeys(self._peers, told))
                 time.sleep(_POLL_SECONDS)
             self._work.wait()

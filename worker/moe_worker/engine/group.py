@@ -1,0 +1,254 @@
+"""One generation in force: the members step together, schedule → agree → run → sample → publish.
+
+Epochs of this generation are staged, switched and abandoned here, always by agreement of all
+ranks. Any ExchangeFailed ends the generation for good; the engine then waits for the next one,
+where the step that failed is run again, because nothing of it was committed.
+
+Neighbours: `engine` owns it, `council` and `agreement` decide each step, `wave` stages epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moe_api.plan import GroupPlan
+from moe_api.worker import MigrationState
+from moe_kernels.sampling import NonFiniteLogits
+from moe_placement.migration import diff
+from moe_worker.engine.agreement import Agreement, Ballot, decide
+from moe_worker.engine.council import Council
+from moe_worker.engine.gaps import StepGaps
+from moe_worker.engine.observer import Observer
+from moe_worker.engine.preparation import Ready
+from moe_worker.engine.requests import Requests
+from moe_worker.engine.scheduler import Schedule
+from moe_worker.engine.settings import EngineSettings
+from moe_worker.engine.wave import Wave, conflict
+from moe_worker.expert.migrate import PeerWeights, Staging
+from moe_worker.expert.routing_table import RoutingTable
+from moe_worker.model.weights import ExpertWeights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a group uses of its engine."""
+
+    settings: EngineSettings
+    requests: Requests
+    observer: Observer
+    peers: PeerWeights
+    read_expert: Callable[[int, int], ExpertWeights]
+    scheduling: threading.Lock
+    """Held while the scheduler is used: requests come from other threads."""
+    news: threading.Event
+    """Set when there is something new to do: a request, a plan, weights that arrived."""
+
+
+class Group:
+    def __init__(self, ready: Ready, tools: Tools) -> None:
+        """Put the generation's placement in force on this rank; the first step follows."""
+        self.plan, self.rank = ready.plan, ready.rank
+        self.slots_LRS = ready.slots_LRS
+        self.num_steps = 0
+        self.wave: Wave | None = None
+        self.migration: MigrationState | None = None
+        """The newest wave that came to an end here."""
+        self.abandoned_epoch = 0
+        self.gaps = StepGaps()
+        self._tools, self._loaded = tools, ready.loaded
+        self._council = Council(ready.exchange)
+        self._dispatcher = ready.dispatcher
+        self._idle = False
+        self._put_in_force(ready)
+
+    @property
+    def size(self) -> int:
+        return len(self.plan.members)
+
+    def step(self, generation_ready: int, draining: int) -> Agreement:
+        """One step of the whole group, with or without tokens.
+
+        Raises:
+            ExchangeFailed: a member failed; nothing of the step was committed.
+            AgreementBroken: a bug.
+        """
+        self._await_turn()
+        started = time.perf_counter()
+        with self._tools.scheduling:
+            schedule = self._loaded.scheduler.schedule()
+        scheduled = time.perf_counter()
+        agreement = self._agree(schedule, generation_ready, draining)
+        agreed = time.perf_counter()
+        if agreement.begin_generation is not None or agreement.dissolve:
+            return agreement
+        self._follow(agreement)
+        self._idle = agreement.idle
+        if agreement.idle:
+            self.gaps.idle()
+            return agreement
+        self._tools.observer.step("schedule", scheduled - started)
+        self._tools.observer.step("agree", agreed - scheduled)
+        self._tools.observer.exchange("agree", agreed - scheduled)
+        self._run(schedule, agreement)
+        return agreement
+
+    def stage(self, plan: GroupPlan, on_progress: Callable[[], None]) -> None:
+        """Begin to bring an epoch of this generation; a former one that is not in force is
+        forgotten."""
+        self.call_off_wave()
+        slots_LRS = plan.slots()
+        wave = self.wave = Wave(plan, slots_LRS, time.monotonic(), on_progress)
+        wave.error = conflict(self.slots_LRS, slots_LRS)
+        if wave.error is not None:
+            on_progress()
+            return
+        domains = [member.domains for member in self.plan.members]
+        moves = diff(self.slots_LRS, slots_LRS, domains)
+        staging = Staging(
+            moves=[move for move in moves if move.rank == self.rank],
+            own_rank=self.rank,
+            addresses=[member.address for member in self.plan.members],
+            in_force=(self.plan.generation, self.plan.epoch),
+            bank=self._loaded.bank,
+            read_checkpoint=self._tools.read_expert,
+            peers=self._tools.peers,
+            max_bytes_per_second=plan.limits.max_bytes_per_second,
+            wait=wave.called_off.wait,
+            on_bytes=self._tools.observer.migrated,
+        )
+        num_experts, device = self._loaded.counters.num_experts, self._loaded.bank.device
+        wave.start(
+            staging,
+            lambda: RoutingTable.build(slots_LRS, plan.fractions(), num_experts, device),
+        )
+
+    def call_off_wave(self) -> None:
+        if self.wave is not None:
+            self.wave.called_off.set()
+            self.wave = None
+
+    def close(self) -> None:
+        """Tear down at once, so that the others notice."""
+        self.call_off_wave()
+        self._council.close()
+
+    def _put_in_force(self, ready: Ready) -> None:
+        bank, num_slots = self._loaded.bank, ready.slots_LRS.shape[2]
+        if num_slots != bank.num_slots:
+            bank.resize(num_slots)
+            self._loaded.counters.resize(num_slots)
+        for layer, slot, weights in ready.waiting:
+            bank.write(layer, slot, weights)
+        bank.in_force_LS = ready.slots_LRS[:, ready.rank].copy()
+        self._loaded.layers.join(ready.dispatcher)
+        self._loaded.layers.switch(ready.table)
+
+    def _await_turn(self) -> None:
+        """In an idle group: until there is news here, a member begins a step, or the heartbeat."""
+        settings, news = self._tools.settings, self._tools.news
+        if self._idle:
+            self._council.listen()
+            poll = settings.idle_poll_seconds if self.size > 1 else settings.heartbeat_seconds
+            deadline = time.monotonic() + settings.heartbeat_seconds
+            while time.monotonic() < deadline and not self._council.heard():
+                if news.wait(poll):
+                    break
+        # Cleared before anything is looked at, so that nothing new is missed.
+        news.clear()
+
+    def _agree(self, schedule: Schedule, generation_ready: int, draining: int) -> Agreement:
+        wave, now = self.wave, time.monotonic()
+        ballot = Ballot(
+            step=self.num_steps,
+            generation=self.plan.generation,
+            epoch_active=self.plan.epoch,
+            epoch_ready=wave.epoch if wave and wave.complete else 0,
+            epoch_abandoned=wave.epoch if wave and wave.is_hopeless(now) else 0,
+            generation_ready=generation_ready,
+            num_tokens=schedule.num_tokens,
+            num_rounds=self._dispatcher.num_rounds([schedule.num_tokens]),
+            draining=draining,
+        )
+        # Members come to the first step from different places: the others' old group, a load.
+        patience = max(FIRST_VOTE_SECONDS, self._tools.settings.config.operation_timeout_seconds)
+        votes = self._council.vote(ballot, None if self.num_steps else patience)
+        self.num_steps += 1
+        return decide(votes)
+
+    def _follow(self, agreement: Agreement) -> None:
+        wave = self.wave
+        if agreement.abandon:
+            self.abandoned_epoch = max(self.abandoned_epoch, *agreement.abandon)
+        if wave is not None and wave.epoch in agreement.abandon:
+            reason = "abandoned by the group: past its deadline, or impossible on some rank"
+            self.migration = wave.state(error=wave.error or reason)
+            logger.warning("epoch %d: %s", wave.epoch, self.migration.error)
+            self.call_off_wave()
+        elif agreement.switch_to is not None:
+            assert wave is not None, "all ranks voted for this epoch"
+            assert wave.epoch == agreement.switch_to, "all ranks voted for this epoch"
+            self._switch(wave)
+
+    def _switch(self, wave: Wave) -> None:
+        assert wave.table is not None, "only a complete wave is voted for"
+        self._loaded.layers.switch(wave.table)
+        # From here on the slots that the new table leaves are free to be written.
+        self._loaded.bank.in_force_LS = wave.slots_LRS[:, self.rank].copy()
+        self.plan, self.slots_LRS, self.wave = wave.plan, wave.slots_LRS, None
+        is_busy = self.gaps.switch()
+        self.migration = wave.state(stall_millis=None if is_busy else 0.0)
+        if not is_busy:
+            self._tools.observer.switched(wave.epoch, None)
+        logger.info("epoch %d is in force", wave.epoch)
+
+    def _run(self, schedule: Schedule, agreement: Agreement) -> None:
+        loaded, observer = self._loaded, self._tools.observer
+        self._begin_busy_step()
+        started = time.perf_counter()
+        loaded.layers.begin_step(agreement.tokens_R)
+        try:
+            tokens = loaded.runner.run(schedule, loaded.layers)
+        except NonFiniteLogits as error:
+            # Found when sampling, after the last exchange: the others' step is complete.
+            self._end_poisoned(schedule, error)
+            return
+        finally:
+            self.gaps.end_step(time.monotonic())
+        ran = time.perf_counter()
+        loaded.layers.commit_step()
+        with self._tools.scheduling:
+            finished = loaded.scheduler.commit(schedule, tokens)
+        for entry in schedule.entries:
+            if entry.samples:
+                self._tools.requests.tell_tokens(entry.seq.request_id)
+        for seq in finished:
+            assert seq.finish_reason is not None, "finished sequences say why"
+            self._tools.requests.finish(seq.request_id, seq.finish_reason)
+        observer.step("run", ran - started)
+        observer.step("publish", time.perf_counter() - ran)
+
+    def _begin_busy_step(self) -> None:
+        stall = self.gaps.begin_step(time.monotonic())
+        if stall is not None and self.migration is not None:
+            self.migration = self.migration.model_copy(update={"stall_millis": stall * 1e3})
+            self._tools.observer.switched(self.plan.epoch, stall)
+
+    def _end_poisoned(self, schedule: Schedule, error: NonFiniteLogits) -> None:
+        """End the requests whose logits are not finite; the others' tokens are computed again."""
+        logits = self._loaded.runner.last_logits
+        assert logits is not None, "sampling looked at them"
+        sampled = [entry for entry in schedule.entries if entry.samples]
+        for entry, row in zip(sampled, logits, strict=True):
+            if not bool(row.isfinite().all()):
+                with self._tools.scheduling:
+                    self._loaded.scheduler.abort(entry.seq.request_id)
+                self._tools.requests.finish(entry.seq.request_id, "error", str(error))
+
+
+FIRST_VOTE_SECONDS = 15.0

@@ -1,0 +1,94 @@
+"""The requests that this engine has taken and not yet ended: who is told what.
+
+Each gets its tokens and then exactly one `Finished`. Submitted and cancelled from any thread, told
+from the engine's. Neighbours: `scheduler` has the sequences, `events` is what is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from moe_worker.engine.events import Event, EventSink, Finished, FinishReason, Token
+from moe_worker.engine.observer import Observer
+from moe_worker.engine.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Request:
+    seq: Sequence
+    sink: EventSink
+    num_told: int = 0
+
+
+class Requests:
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._requests: dict[str, _Request] = {}
+        self._cancelled: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, seq: Sequence, sink: EventSink) -> None:
+        """Raises ValueError when the id is in use."""
+        with self._lock:
+            if seq.request_id in self._requests:
+                raise ValueError(f"request id {seq.request_id} is in use")
+            self._requests[seq.request_id] = _Request(seq, sink)
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request that was not taken after all; it is told nothing."""
+        with self._lock:
+            self._requests.pop(request_id, None)
+
+    def cancel(self, request_id: str) -> bool:
+        with self._lock:
+            known = request_id in self._requests
+            if known:
+                self._cancelled.add(request_id)
+            return known
+
+    def take_cancelled(self) -> set[str]:
+        with self._lock:
+            taken, self._cancelled = self._cancelled, set()
+            return taken
+
+    def ids(self) -> list[str]:
+        with self._lock:
+            return list(self._requests)
+
+    def tell_tokens(self, request_id: str) -> None:
+        """Send what its sequence has got and the request was not told yet."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        while request.num_told < len(request.seq.output):
+            index, request.num_told = request.num_told, request.num_told + 1
+            self._observer.generated(1)
+            self._send(request, Token(request.seq.output[index], index))
+
+    def finish(self, request_id: str, reason: FinishReason, message: str | None = None) -> None:
+        """The last event of a request; unknown ids are those that were ended before."""
+        with self._lock:
+            request = self._requests.pop(request_id, None)
+            self._cancelled.discard(request_id)
+        if request is None:
+            return
+        self._observer.finished(reason)
+        end = Finished(reason, message, len(request.seq.prompt), request.num_told)
+        self._send(request, end)
+
+    def _send(self, request: _Request, event: Event) -> None:
+        try:
+            request.sink(event)
+        except Exception:
+            # One listener's fault must not end the others' requests: it is cancelled instead.
+            logger.exception(
+                "a request's listener failed", extra={"request_id": request.seq.request_id}
+            )
+            self.cancel(request.seq.request_id)
