@@ -11,7 +11,7 @@ from devcluster.credentials import token_file, users
 from devcluster.debian import missing_packages
 from devcluster.errors import BuildFailed
 from devcluster.golang import parse_version
-from devcluster.node import filesystem_of
+from devcluster.node_settings import filesystem_of
 
 
 @pytest.fixture
