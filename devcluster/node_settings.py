@@ -1,4 +1,4 @@
-"""What a node's daemons are told: settings as plain documents, all files below the node's folder."""
+"""What a node's daemons are told: plain documents, all of their files below the node's folder."""
 
 from __future__ import annotations
 
