@@ -49,8 +49,8 @@ class Rebalance:
     balance: Balance | None = None
     decision: Decision | None = None
     """Made in this pass."""
-    record: DecisionStatus | None = None
-    """The same as it is written down; also when more became known of an earlier one."""
+    records: tuple[DecisionStatus, ...] = ()
+    """What is to be written down: decisions of this pass, and what became known of earlier ones."""
     wave_seconds: float | None = None
     """Age of the wave under way; None = none is."""
     stalled: bool = False
@@ -77,7 +77,7 @@ def rebalance(
         return _watch(outcome, balance, plan, ages, wish.spec.rebalancing.deadline_seconds)
     current = plans.placed(plan, states)
     balance = balance.under(plan, current.epoch, now)
-    balance, record = _arrive(ctx, wish, balance, plan, current, states)
+    balance, aborted = _arrive(ctx, wish, balance, plan, current, states)
     decision = None
     if _ready(outcome) and (_walking(balance, current) or _due(balance, wish, now)):
         if _due(balance, wish, now):
@@ -88,15 +88,12 @@ def rebalance(
             store(ctx, wish, outcome, StorePlan(wave, decision.message))
             announce(ctx, wish, outcome, wave, token)
         ctx.metrics.rebalance.labels(verdict=decision.verdict.value).inc()
-        record = _record(ctx, wish, balance, decision, plan.group) or record
     notes[plan.group] = balance
-    return Rebalance(
-        outcome,
-        balance,
-        decision,
-        record or _measured(wish, balance, plan.group),
-        aborted=current.epoch < plan.epoch,
-    )
+    trip = _trip_record(wish, balance, plan.group)
+    refusal = _refusal_record(ctx, wish, decision, plan.group)
+    records = tuple(r for r in (trip, aborted, refusal) if r is not None)
+    gave_up = current.epoch < plan.epoch and outcome.plan == plan
+    return Rebalance(outcome, balance, decision, records, aborted=gave_up)
 
 
 def policy(wish: Desired, slots_per_rank: int) -> Policy:
@@ -154,7 +151,10 @@ def _arrive(
             message=f"epoch {plan.epoch} was abandoned, epoch {current.epoch} stays in force"
             + (f": {errors[0]}" if errors else ""),
         )
-        ended = replace(balance, walk=Walk(None, now), trip=None, aborted_epoch=plan.epoch)
+        # The next interval plans from what is in force.
+        ended = replace(
+            balance, walk=Walk(None, now), trip=None, aborted_epoch=plan.epoch, read_at=now
+        )
         return ended, record
     if balance.trip is not None and current.epoch == balance.trip.newest_epoch:
         balance = replace(balance, trip=balance.trip.switched(current.epoch, states))
@@ -221,12 +221,12 @@ def _decide(
     return decision, replace(balance, walk=walk, trip=trip), wave
 
 
-def _record(
-    ctx: Context, wish: Desired, balance: Balance, decision: Decision, group: int
+def _refusal_record(
+    ctx: Context, wish: Desired, decision: Decision | None, group: int
 ) -> DecisionStatus | None:
-    """How a decision is written down; a walk that goes on is no new one."""
-    if decision.verdict is Verdict.APPLIED:
-        return _measured(wish, balance, group)
+    """How a decision against a rebalance is written down."""
+    if decision is None or decision.verdict is Verdict.APPLIED:
+        return None
     figures = decision.figures
     return DecisionStatus(
         time=timestamp(ctx.clock),
@@ -239,7 +239,7 @@ def _record(
     )
 
 
-def _measured(wish: Desired, balance: Balance, group: int) -> DecisionStatus | None:
+def _trip_record(wish: Desired, balance: Balance, group: int) -> DecisionStatus | None:
     """The decision of the trip under way or made last, with all that is known of it by now."""
     trip = balance.trip
     if trip is None:

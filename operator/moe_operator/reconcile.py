@@ -176,7 +176,7 @@ def tell(ctx: Context, report: Report) -> float | None:
         failure, new = gather(ctx, wish, outcome, now)
         failures[outcome.view.index] = failure
         losses += new
-    decided = [group.record for group in report.groups if group.record is not None]
+    decided = [record for group in report.groups for record in group.records]
     told = status.deployment_status(report, failures, decided, now)
     too_early = status.write(ctx, wish, told)
     if too_early is None:

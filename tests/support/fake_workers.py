@@ -15,7 +15,7 @@ import numpy as np
 
 from moe_api import names
 from moe_api.load import LoadReport
-from moe_api.plan import GroupPlan
+from moe_api.plan import GroupPlan, even_fractions
 from moe_api.worker import MigrationState, ModelShape, WorkerPhase, WorkerState
 
 SHAPE = ModelShape(layers=2, experts=6, top_k=2, bytes_per_expert=1000, kv_bytes_per_token=10)
@@ -39,7 +39,9 @@ class FakeWorker:
     generation: int = 0
     applied_epoch: int = 0
     abandoned_epoch: int = 0
-    slots_LRS: object = None
+    slots_LRS: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.int32))
+    """Placement that it runs, of all ranks."""
+    rank: int = 0
     suspects: list[int] = field(default_factory=list)
     running: int = 0
     draining: bool = False
@@ -139,6 +141,18 @@ class Fleet:
             self._advance(plan)
             return True
 
+    def traffic(self, load_LE: list[list[int]], group: int = 0) -> None:
+        """Requests that chose experts like this: counted where they came in and where they went."""
+        with self._lock:
+            serving = [
+                w for w in self.workers.values()
+                if w.plan is not None and w.plan.group == group and w.generation > 0
+            ]  # fmt: skip
+            load = np.asarray(load_LE, dtype=float)
+            for worker in serving:
+                worker.routed_LE = worker.routed_LE + load / len(serving)
+                worker.served_LS = worker.served_LS + _served(worker, load)
+
     def abandon(self) -> None:
         """All members give up the wave under way."""
         with self._lock:
@@ -179,6 +193,17 @@ class Fleet:
                 worker.suspects = sorted({*worker.suspects, gone.member})
 
 
+def _served(worker: FakeWorker, load_LE: np.ndarray) -> np.ndarray:
+    """Tokens of this worker's slots under the placement that it runs, copies taking even shares."""
+    shares_LRS = even_fractions(worker.slots_LRS)
+    out = np.zeros(worker.served_LS.shape)
+    for layer, slot in np.ndindex(*out.shape):
+        expert = worker.slots_LRS[layer, worker.rank, slot]
+        if expert >= 0:
+            out[layer, slot] = load_LE[layer, expert] * shares_LRS[layer, worker.rank, slot]
+    return out
+
+
 def _mates(one: FakeWorker, other: FakeWorker) -> bool:
     return bool(one.plan and other.plan and one.plan.group == other.plan.group)
 
@@ -186,13 +211,14 @@ def _mates(one: FakeWorker, other: FakeWorker) -> bool:
 def _enter(worker: FakeWorker, plan: GroupPlan, rank: int) -> None:
     slots_LRS = plan.slots()
     if worker.generation == plan.generation and worker.applied_epoch < plan.epoch:
-        moved = int((slots_LRS[:, rank] != worker.slots_LRS[:, rank]).sum())
+        new_LS, old_LS = slots_LRS[:, rank], worker.slots_LRS[:, rank]
+        moved = int(((new_LS >= 0) & (new_LS != old_LS)).sum())
         worker.migration = MigrationState(
             epoch=plan.epoch, bytes=moved * 1000, moves_done=moved, moves_total=moved,
             stall_millis=2.0,
         )  # fmt: skip
     worker.generation, worker.applied_epoch = plan.generation, plan.epoch
-    worker.slots_LRS, worker.suspects = slots_LRS, []
+    worker.slots_LRS, worker.rank, worker.suspects = slots_LRS, rank, []
     worker.phase = WorkerPhase.DRAINING if worker.draining else WorkerPhase.SERVING
     if worker.routed_LE.size == 0:
         worker.routed_LE = np.zeros((slots_LRS.shape[0], int(slots_LRS.max()) + 1))
