@@ -16,6 +16,7 @@ from devcluster.overlay import host_overlay
 
 CHART = CHECKOUT / "charts" / "moe-operator"
 MODEL_MOUNT = "/models/tiny-moe"
+USER = 65532
 
 
 def values(checkout: Path = CHECKOUT) -> dict[str, Any]:
@@ -24,6 +25,8 @@ def values(checkout: Path = CHECKOUT) -> dict[str, Any]:
     operator = host_overlay("operator", checkout=checkout)["spec"]
     container = operator["containers"][0]
     worker = host_overlay("worker", checkout=checkout)
+    # The real image names its user; the host's image has none.
+    worker["spec"]["securityContext"] = {"runAsUser": USER, "runAsGroup": USER}
     worker["spec"]["containers"][0]["command"] = [str(program / "moe-worker")]
     worker["spec"]["containers"][0]["volumeMounts"].append(
         {"name": "model", "mountPath": MODEL_MOUNT, "readOnly": True}
