@@ -16,8 +16,9 @@ from moe_api.plan import GroupPlan, Member
 from moe_api.worker import WorkerPhase, WorkerState
 from moe_operator.pods import PodView
 
-SILENT_LEAVER_SECONDS = 5.0
-"""A pod on its way out that has not answered for this long is gone."""
+SILENT_SECONDS = 5.0
+"""Silence for this long is believed with a weak second witness: its pod is on its way out, the
+group broke for whatever reason, or others wait for it."""
 UNAWARE_SECONDS = 15.0
 """A member that still says Serving this long after its group broke runs no loop any more."""
 
@@ -74,9 +75,7 @@ def judge(
             by_uid.get(member.uid),
             unready_nodes,
             silent_seconds.get(member.uid, 0.0),
-            suspected=_suspected(
-                member, [s for id_, s in answers.items() if s is not None and id_ != member.id]
-            ),
+            others=[s for id_, s in answers.items() if s is not None and id_ != member.id],
             broken_seconds=broken_seconds,
         )
         for rank, member in enumerate(plan.members)
@@ -84,10 +83,11 @@ def judge(
 
 
 def broke(plan: GroupPlan, state: WorkerState) -> bool:
-    """Whether this worker saw the plan's generation end, or fail to begin."""
-    ended = state.phase is WorkerPhase.DISRUPTED and state.generation >= plan.generation
-    not_begun = bool(state.missing_members) and state.prepared_generation >= plan.generation
-    return ended or (not_begun and state.generation < plan.generation)
+    """Whether this worker saw the plan's generation end.
+
+    Members that have not come yet are no such sign: whoever waits for them tries again by itself.
+    """
+    return state.phase is WorkerPhase.DISRUPTED and state.generation >= plan.generation
 
 
 def in_force(plan: GroupPlan, state: WorkerState) -> bool:
@@ -104,10 +104,10 @@ def _judge_one(
     unready_nodes: Collection[str],
     silent_seconds: float,
     *,
-    suspected: bool,
+    others: Sequence[WorkerState],
     broken_seconds: float,
 ) -> MemberView:
-    evidence = _loss(member, pod, unready_nodes, silent_seconds, suspected, broken_seconds)
+    evidence = _loss(member, pod, unready_nodes, silent_seconds, others, broken_seconds)
     if evidence:
         return MemberView(rank, member, pod, MemberState.LOST, evidence)
     assert pod is not None, "a member without a pod is lost"
@@ -119,7 +119,7 @@ def _loss(
     pod: PodView | None,
     unready_nodes: Collection[str],
     silent_seconds: float,
-    suspected: bool,
+    others: Sequence[WorkerState],
     broken_seconds: float,
 ) -> str:
     if pod is None:
@@ -127,13 +127,8 @@ def _loss(
     if pod.end is not None:
         return f"pod {pod.name} ended: {describe_end(pod)}"
     if pod.state is None:
-        if suspected:
-            return f"a survivor suspects it and it does not answer: {pod.silence}"
-        if pod.node in unready_nodes:
-            return f"node {pod.node} is not ready and it does not answer: {pod.silence}"
-        if pod.deleting and silent_seconds >= SILENT_LEAVER_SECONDS:
-            return f"pod {pod.name} is being deleted and does not answer: {pod.silence}"
-        return ""
+        witness = _witness(member, pod, unready_nodes, silent_seconds, others)
+        return f"{witness} and it does not answer: {pod.silence}" if witness else ""
     if pod.state.incarnation != member.incarnation:
         return f"its process began anew in pod {pod.name}"
     if pod.state.phase is WorkerPhase.FAILED:
@@ -155,13 +150,27 @@ def _alive_state(pod: PodView) -> MemberState:
     return MemberState.SERVING if serving else MemberState.JOINING
 
 
-def _suspected(member: Member, others: Sequence[WorkerState]) -> bool:
-    return any(
-        other.phase is WorkerPhase.DISRUPTED
-        or member.id in other.suspects
-        or member.id in other.missing_members
-        for other in others
-    )
+def _witness(
+    member: Member,
+    pod: PodView,
+    unready_nodes: Collection[str],
+    silent_seconds: float,
+    others: Sequence[WorkerState],
+) -> str:
+    """Who or what else says that a silent member is lost; empty when nobody does."""
+    if any(member.id in other.suspects for other in others):
+        return "a survivor suspects it"
+    if pod.node in unready_nodes:
+        return f"node {pod.node} is not ready"
+    if silent_seconds < SILENT_SECONDS:
+        return ""
+    if pod.deleting:
+        return f"pod {pod.name} is being deleted"
+    if any(member.id in other.missing_members for other in others):
+        return "others wait for it"
+    if any(other.phase is WorkerPhase.DISRUPTED for other in others):
+        return "its group broke"
+    return ""
 
 
 def describe_end(pod: PodView) -> str:

@@ -38,7 +38,7 @@ from moe_operator.worker_config import worker_config
 from moe_operator.workqueue import Result
 from moe_placement.initial import InsufficientSlots
 
-MOVING_SECONDS = 1.0
+MOVING_SECONDS = 0.5
 """Time to the next look while something is under way."""
 STEADY_SECONDS = 2.0
 """The same while all is well: a hanging worker shows only when somebody asks."""

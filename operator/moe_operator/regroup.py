@@ -21,8 +21,8 @@ from moe_operator.pods import PodView
 from moe_operator.rules import Ages, GroupRules, GroupView
 from moe_placement import initial, membership
 
-MEET_SECONDS = 30.0
-"""Members that are all ready and still have not met after this long are given a new generation."""
+MEET_SECONDS = 60.0
+"""Members that all have their weights and have not met after this long get a new generation."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,9 @@ def _fault(view: GroupView, alive: list[MemberView], lost: list[MemberView], age
     unaware = [m for m in alive if m.state is MemberState.SERVING]
     if view.broken() and not unaware:
         return f"generation {plan.generation} broke and every member answers: they meet again"
-    unsettled = ages.get(("unsettled", view.index, plan.generation, plan.epoch), 0.0)
-    ready = all(m.worker and m.worker.prepared_generation >= plan.generation for m in alive)
-    outside = all(m.worker and m.worker.generation < plan.generation for m in alive)
-    if ready and outside and unsettled >= MEET_SECONDS:
-        return f"members of generation {plan.generation} did not meet in {unsettled:.0f} s"
+    waiting = ages.get(("prepared", view.index, plan.generation), 0.0)
+    if waiting >= MEET_SECONDS:
+        return f"members of generation {plan.generation} did not meet in {waiting:.0f} s"
     return ""
 
 

@@ -70,7 +70,7 @@ class GroupView:
         return [pod for pod in self.pods if pod.template_hash != rules.template_hash]
 
     def broken(self) -> bool:
-        """Whether a member saw the stored plan's generation end, or fail to begin."""
+        """Whether a member saw the stored plan's generation end."""
         if self.stored is None:
             return False
         plan = self.stored.plan
@@ -94,6 +94,8 @@ class GroupView:
                 facts.add(("broken", *fence[:2]))
             if not self.settled():
                 facts.add(("unsettled", *fence))
+            if self.all_prepared():
+                facts.add(("prepared", *fence[:2]))
         return facts
 
     def running(self, rules: GroupRules) -> int:
@@ -107,6 +109,17 @@ class GroupView:
         plan, by_uid = self.stored.plan, {pod.uid: pod for pod in self.pods}
         states = [by_uid[m.uid].state if m.uid in by_uid else None for m in plan.members]
         return all(state is not None and in_force(plan, state) for state in states)
+
+    def all_prepared(self) -> bool:
+        """Every member of the stored plan has its weights, and none is in its generation yet."""
+        if self.stored is None:
+            return False
+        plan, by_uid = self.stored.plan, {pod.uid: pod for pod in self.pods}
+        states = [by_uid[m.uid].state if m.uid in by_uid else None for m in plan.members]
+        return all(
+            state is not None and state.generation < plan.generation <= state.prepared_generation
+            for state in states
+        )
 
     def members(self, rules: GroupRules, ages: Ages) -> list[MemberView]:
         """Members of the stored plan, judged."""

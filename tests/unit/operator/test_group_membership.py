@@ -203,15 +203,50 @@ class TestBroken:
         late = decided(view, ages={("broken", 0, 1): 20.0})
         assert members_of(late.plan) == [(0, "u0"), (2, "u2")], "its loop does not run any more"
 
-    def test_members_that_did_not_meet_are_given_another_generation(self):
+    def test_members_that_wait_for_a_slow_one_are_left_to_it(self):
+        """Whoever is ready first reports the others as missing: that is no fault."""
+        states = [
+            worker("u0", 0, WorkerPhase.JOINING, 0, 0, prepared_generation=1, missing_members=[1]),
+            worker("u1", 1, WorkerPhase.LOADING, 0, 0),
+        ]
+        pods = tuple(pod(s.member, s) for s in states)
+        view = GroupView(0, pods, stored(plan_of(pods)))
+        ages = {("unsettled", 0, 1, 1): 500.0}
+        assert decided(view, rules(width=2), ages=ages).plan.generation == 1
+
+    def test_serving_members_that_wait_for_a_newcomer_are_left_alone(self):
+        view = serving_group()
+        states = [worker(f"u{m}", m, prepared_generation=2, missing_members=[2]) for m in range(2)]
+        newcomer = pod(2, worker("n2", 2, WorkerPhase.LOADING, 0, 0))
+        pods = (*(pod(s.member, s) for s in states), newcomer)
+        growing = replace(view, pods=pods, stored=stored(plan_of(pods, generation=2, epoch=2)))
+        outcome = decided(growing, ages={("unsettled", 0, 2, 2): 500.0})
+        assert outcome.actions == ()
+        assert [m.state.value for m in outcome.members] == ["Serving", "Serving", "Joining"]
+
+    def test_members_that_are_ready_and_do_not_meet_are_given_another_generation(self):
         states = [
             worker(f"u{m}", m, DISRUPTED, prepared_generation=2, missing_members=[1 - m])
             for m in range(2)
         ]
         pods = tuple(pod(s.member, s) for s in states)
         view = GroupView(0, pods, stored(plan_of(pods, generation=2, epoch=2)))
-        outcome = decided(view, rules(width=2))
+        assert ("prepared", 0, 2) in view.facts()
+        assert decided(view, rules(width=2)).plan.generation == 2
+        outcome = decided(view, rules(width=2), ages={("prepared", 0, 2): 60.0})
         assert (outcome.plan.generation, outcome.plan.epoch) == (3, 3)
+
+    @pytest.mark.parametrize(("seconds", "members"), [(1.0, 3), (6.0, 2)])
+    def test_a_weak_witness_needs_a_longer_silence(self, seconds, members):
+        """The group broke by another member's fault; this one may just be slow to answer."""
+        states = [worker("u0", 0, DISRUPTED), worker("u1", 1, DISRUPTED)]
+        view = with_pods(
+            serving_group(),
+            replace(silent(serving_group().pods[2]), ready=False),
+            *(pod(s.member, s) for s in states),
+        )
+        outcome = decided(view, ages={("silent", "u2"): seconds})
+        assert len(outcome.plan.members) == members
 
     def test_a_disrupted_group_with_a_newer_plan_under_way_is_left_to_it(self):
         states = [worker(f"u{m}", m, DISRUPTED) for m in range(2)]
