@@ -29,7 +29,8 @@ class Rebalancing(Block):
     """When experts are moved to where the load is."""
 
     mode: Literal["Off", "Recommend", "Auto"] = "Auto"
-    """Off never plans, Recommend only writes the decision to status, Auto also carries it out."""
+    """Off never plans, Recommend only writes the decision to status, Auto also carries it out.
+    Write "Off" in quotes: YAML reads a bare one as false."""
     interval_seconds: Annotated[int, Field(ge=1, le=3600)] = 30
     """Time between two looks at the load."""
     window_seconds: Annotated[int, Field(ge=2, le=86_400)] = 120
