@@ -48,7 +48,8 @@ def expert_mlp(rows_PH: Tensor, offsets: Tensor, w13_S2IH: Tensor, w2_SHI: Tenso
 def _tile_groups(offsets: Tensor) -> tuple[list[tuple[int, int, int]], Tensor, int]:
     """Slots with rows as (slot, first padded row, end), each row's padded place, padded rows."""
     groups: list[tuple[int, int, int]] = []
-    shifts, counts = [], []
+    shifts: list[int] = []
+    counts: list[int] = []
     padded = 0
     for slot, (start, end) in enumerate(pairwise(offsets.tolist())):
         if end == start:
@@ -58,7 +59,8 @@ def _tile_groups(offsets: Tensor) -> tuple[list[tuple[int, int, int]], Tensor, i
         shifts.append(padded - start)
         counts.append(end - start)
         padded = stop
-    place_P = np.arange(sum(counts)) + np.repeat(np.array(shifts, dtype=np.int64), counts)
+    shift_P = np.repeat(np.array(shifts, dtype=np.int64), np.array(counts, dtype=np.int64))
+    place_P = np.arange(len(shift_P)) + shift_P
     return groups, torch.from_numpy(place_P).to(offsets.device), padded
 
 

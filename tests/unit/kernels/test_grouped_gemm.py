@@ -1,0 +1,91 @@
+"""Experts of a rank over rows sorted by slot: numbers, empty groups, and bit-equal rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe_kernels.grouped_gemm import expert_mlp
+
+HIDDEN, INTERMEDIATE = 40, 28
+
+
+def weights(slots: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(slots)
+    w13 = torch.randn(slots, 2 * INTERMEDIATE, HIDDEN, generator=generator)
+    w2 = torch.randn(slots, HIDDEN, INTERMEDIATE, generator=generator)
+    return w13.to(dtype), w2.to(dtype)
+
+
+def offsets_of(counts: list[int]) -> Tensor:
+    return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
+
+
+def dense(rows: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """One expert in float64, rounding where `expert_mlp` promises to."""
+    gate, up = (rows.to(w13.dtype).double() @ w13.double().t()).chunk(2, dim=-1)
+    inner = (torch.nn.functional.silu(gate) * up).float().to(w2.dtype)
+    return inner.double() @ w2.double().t()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "counts",
+    [[512, 1, 0, 3], [516, 0, 0, 0], [0, 0, 0, 5], [0, 0, 0, 0], [16, 17, 15, 1], [1]],
+    ids=str,
+)
+def test_every_row_is_its_own_experts(counts: list[int], dtype: torch.dtype) -> None:
+    w13, w2 = weights(len(counts), dtype)
+    rows = torch.randn(sum(counts), HIDDEN, generator=torch.Generator().manual_seed(1))
+    out = expert_mlp(rows, offsets_of(counts), w13, w2)
+    assert out.shape == rows.shape
+    assert out.dtype == torch.float32
+    start = 0
+    for slot, count in enumerate(counts):
+        mine = slice(start, start + count)
+        expected = dense(rows[mine], w13[slot], w2[slot])
+        # In bfloat16 a sum's last bit may round the inner value to its other neighbour.
+        tolerance = (
+            1e-3
+            if dtype == torch.float32
+            else 0.02 * max(1.0, float(expected.abs().max()) if count else 1.0)
+        )
+        torch.testing.assert_close(out[mine].double(), expected, rtol=0, atol=tolerance)
+        assert bool((out[mine].abs().sum(dim=1) > 0).all())
+        start += count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_bit_equal_alone_crowded_and_in_another_slot(dtype: torch.dtype) -> None:
+    w13, w2 = weights(1, dtype)
+    rows = torch.randn(37, HIDDEN, generator=torch.Generator().manual_seed(2))
+    crowded = expert_mlp(rows, offsets_of([37]), w13, w2)
+    three_copies = w13.expand(3, -1, -1), w2.expand(3, -1, -1)
+    spread = expert_mlp(rows, offsets_of([5, 20, 12]), *three_copies)
+    assert torch.equal(spread, crowded)
+    for row in (0, 15, 16, 36):
+        alone = expert_mlp(rows[row : row + 1], offsets_of([1]), w13, w2)
+        assert torch.equal(alone[0], crowded[row])
+
+
+def test_slots_at_odd_addresses_are_equal() -> None:
+    """41 · 3 floats a matrix: no slot but the first is aligned in memory."""
+    generator = torch.Generator().manual_seed(4)
+    one13, one2 = (
+        torch.randn(2 * 3, 41, generator=generator),
+        torch.randn(41, 3, generator=generator),
+    )
+    w13, w2 = one13.repeat(4, 1, 1), one2.repeat(4, 1, 1)
+    row = torch.randn(1, 41, generator=generator)
+    results = [
+        expert_mlp(row, offsets_of([int(slot == s) for s in range(4)]), w13, w2)
+        for slot in range(4)
+    ]
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_rows_past_the_last_offset_are_zero() -> None:
+    w13, w2 = weights(2)
+    out = expert_mlp(torch.full((5, HIDDEN), torch.nan), offsets_of([0, 0]), w13, w2)
+    assert torch.equal(out, torch.zeros(5, HIDDEN))

@@ -1,0 +1,49 @@
+"""RMS norm and rotary positions against their formulas, and the same bits in any batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from moe_kernels.norm_rope import rms_norm, rope, rope_table
+
+
+def test_rms_norm_is_its_formula() -> None:
+    x = torch.randn(7, 48, generator=torch.Generator().manual_seed(0)).double()
+    weight = torch.linspace(0.5, 2.0, 48)
+    expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(
+        rms_norm(x.float(), weight, 1e-5).double(), expected, rtol=0, atol=1e-5
+    )
+
+
+def test_rms_norm_rows_are_bit_equal_in_any_company() -> None:
+    for hidden in (48, 100, 161):
+        x = torch.randn(33, hidden, generator=torch.Generator().manual_seed(hidden))
+        whole = rms_norm(x, torch.ones(hidden), 1e-5)
+        for rows in ([0], [32], [5, 1], list(range(3, 20))):
+            assert torch.equal(rms_norm(x[rows], torch.ones(hidden), 1e-5), whole[rows])
+
+
+def test_rope_turns_each_pair_by_position_times_frequency() -> None:
+    head_dim, theta = 8, 100.0
+    cos, sin = rope_table(16, head_dim, theta)
+    x = torch.zeros(1, 1, head_dim)
+    x[0, 0, 1] = 1.0
+    turned = rope(x, cos[[5]], sin[[5]])[0, 0]
+    angle = 5 * theta ** (-2 / head_dim)
+    expected = torch.zeros(head_dim)
+    expected[1], expected[5] = math.cos(angle), math.sin(angle)
+    torch.testing.assert_close(turned, expected)
+
+
+def test_scores_depend_on_the_distance_only() -> None:
+    cos, sin = rope_table(64, 16, 1e4)
+    q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(1))
+
+    def score(at_q: int, at_k: int) -> float:
+        return float((rope(q, cos[[at_q]], sin[[at_q]]) * rope(k, cos[[at_k]], sin[[at_k]])).sum())
+
+    assert math.isclose(score(9, 4), score(50, 45), abs_tol=1e-4)
+    assert not math.isclose(score(9, 4), score(9, 5), abs_tol=1e-3)
