@@ -182,7 +182,9 @@ def _due(balance: Balance, wish: Desired, now: float) -> bool:
 def _loads(ctx: Context, outcome: GroupOutcome, token: str) -> list[LoadReport]:
     targets = {m.member.id: m.member.address for m in outcome.members}
     answers = ctx.workers.loads(targets, token).values()
-    return [answer for answer in answers if isinstance(answer, LoadReport)]
+    num_layers = 0 if outcome.plan is None else len(outcome.plan.layers)
+    reports = [answer for answer in answers if isinstance(answer, LoadReport)]
+    return [report for report in reports if len(report.routed) == num_layers]
 
 
 def _decide(

@@ -1,0 +1,72 @@
+"""How many ranks must stay: exact cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moe_operator.disruption import min_available
+from moe_operator.rules import GroupView
+from tests.support.group_views import (
+    decided,
+    plan_of,
+    pod,
+    rules,
+    serving_group,
+    stored,
+    waiting,
+    with_pods,
+)
+
+TIGHT = np.asarray([[[0, 1], [2, 3], [4, 5]]] * 2, dtype=np.int32)
+
+
+def tight_group():
+    """Two slots a rank: a loss leaves experts without a rank."""
+    view = serving_group()
+    return replace(view, stored=stored(plan_of(view.pods, slots=TIGHT)))
+
+
+def budget(view, given=None, cordoned=(), ages=None):
+    given = given or rules()
+    return min_available(decided(view, given), given, cordoned, ages or {})
+
+
+def test_one_of_three_may_go_when_the_others_hold_every_expert():
+    assert budget(serving_group()) == 2
+
+
+def test_while_one_is_missing_no_other_may_go():
+    assert budget(with_pods(serving_group(), gone=[1])) == 2
+
+
+def test_but_not_for_ever():
+    view = with_pods(serving_group(), pod(1, waiting("n1", 1)))
+    two = plan_of([view.pods[0], view.pods[2]], slots=np.asarray(
+        [[[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]] * 2, dtype=np.int32))  # fmt: skip
+    roomy = replace(with_pods(serving_group(), gone=[1]), stored=stored(two))
+    assert budget(roomy, ages={("short", 0): 10.0}) == 2
+    assert budget(roomy, ages={("short", 0): 601.0}) == 1
+
+
+@pytest.mark.parametrize(("cordoned", "expected"), [((), 3), (("node1",), 2), (("node9",), 3)])
+def test_where_a_loss_stops_the_group_only_a_cordon_opens_the_way(cordoned, expected):
+    assert budget(tight_group(), rules(slots_per_rank=2), cordoned) == expected
+
+
+def test_min_serving_ranks_count():
+    assert budget(serving_group(), rules(min_serving_ranks=3)) == 3
+
+
+def test_a_group_of_one_never_blocks():
+    pods = serving_group().pods[:1]
+    slots = np.arange(6, dtype=np.int32).reshape(1, 1, 6).repeat(2, 0)
+    alone = GroupView(0, pods, stored(plan_of(pods, slots=slots)))
+    assert budget(alone, rules(width=1, slots_per_rank=6)) == 0
+
+
+def test_a_group_that_does_not_serve_yet_never_blocks():
+    pods = tuple(pod(m, waiting(f"u{m}", m)) for m in range(3))
+    assert budget(replace(serving_group(), pods=pods, stored=None)) == 0
