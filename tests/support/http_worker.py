@@ -20,10 +20,10 @@ from moe_worker.metrics import EngineCollector, WorkerMetrics
 from moe_worker.prepare import ServedModel
 from moe_worker.prompt_tokenizer import PromptTokenizer
 from moe_worker.server import public_app
+from moe_worker.serving_engine import ServingEngine
 from moe_worker.shutdown import Shutdown
 from moe_worker.traffic import Traffic
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, END, byte_tokenizer
-from tests.support.fake_engine import FakeEngine
 
 MODEL_NAME = "byte-moe"
 TOKEN = "control-secret"
@@ -68,7 +68,7 @@ class HttpWorker:
 
 @contextmanager
 def http_worker(
-    engine: FakeEngine, limits: ApiLimits | None = None, model: ServedModel | None = None
+    engine: ServingEngine, limits: ApiLimits | None = None, model: ServedModel | None = None
 ) -> Iterator[HttpWorker]:
     """Runs until the block ends; the engine is started and stopped too."""
     started = threading.Event()

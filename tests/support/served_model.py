@@ -22,8 +22,8 @@ TOKEN = "control-secret"
 
 
 @contextmanager
-def worker_process(folder: Path, **config: Any) -> Iterator[WorkerCommand]:
-    """A worker without a plan; `config` overrides parts of its WorkerConfig (wire names)."""
+def serving_worker(folder: Path, **config: Any) -> Iterator[WorkerCommand]:
+    """A worker whose plan names it alone; `config` overrides parts of its WorkerConfig."""
     host = f"{free_network()}.2"
     model = {"path": str(MODEL_PATH), "servedName": MODEL_NAME}
     (folder / "worker.json").write_text(json.dumps({"schema": 1, "model": model, **config}))
@@ -31,16 +31,9 @@ def worker_process(folder: Path, **config: Any) -> Iterator[WorkerCommand]:
     flags = ["--config", f"{folder}/worker.json", "--control-token-file", f"{folder}/token"]
     command = ["moe_worker.main", "serve", *flags, "--host", host, "--deployment", "tiny"]
     with worker_command(command, host, folder / "worker.log") as worker:
-        yield worker
-
-
-@contextmanager
-def serving_worker(folder: Path, **config: Any) -> Iterator[WorkerCommand]:
-    """A worker that serves: it got a plan in which it is alone."""
-    with worker_process(folder, **config) as worker:
         with worker.control(TOKEN) as control:
-            state = WorkerState.from_json(control.get(names.CONTROL_STATE).content)
-            answer = control.put(names.CONTROL_PLAN, content=plan_of_one(worker, state).to_json())
+            plan = plan_of_one(worker, state_of(worker))
+            answer = control.put(names.CONTROL_PLAN, content=plan.to_json())
             assert answer.status_code == 202, answer.text
         until(lambda: worker.answers("/readyz"), f"it serves; {worker.log()}", 120)
         yield worker

@@ -152,7 +152,7 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "local",
         help="run a whole group on this machine",
-        description=local.DESCRIPTION,
+        description=local.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     local.add_arguments(parser)

@@ -83,10 +83,11 @@ def _prepared(
     max_model_len: int,
     param: str,
 ) -> Prepared:
+    max_tokens = _max_tokens(request, len(prompt_ids), max_model_len, param)
     _check_vocabulary(prompt_ids, model.vocab_size, param)
     seed = random.getrandbits(63) if request.seed is None else request.seed % 2**63
     params = SamplingParams(
-        max_tokens=_max_tokens(request, len(prompt_ids), max_model_len, param),
+        max_tokens=max_tokens,
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         seed=seed,
