@@ -1,0 +1,353 @@
+"""The scheduler as a state machine, and its promises one by one. No torch, no model: a token is a
+pure function of the tokens before it, so whoever is computed wrongly gets another text."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from moe_worker.engine.blocks import BlockPool
+from moe_worker.engine.scheduler import (
+    QueueFull,
+    RequestTooLong,
+    Schedule,
+    Scheduler,
+    SchedulerLimits,
+)
+from moe_worker.engine.sequence import SamplingParams, Sequence
+
+STOP = 0
+
+
+def make(
+    *,
+    num_blocks: int = 16,
+    block_size: int = 4,
+    max_running: int = 4,
+    max_batched_tokens: int = 8,
+    max_queued: int = 6,
+    max_model_len: int = 40,
+) -> Scheduler:
+    limits = SchedulerLimits(
+        max_running=max_running,
+        max_batched_tokens=max_batched_tokens,
+        max_queued=max_queued,
+        max_model_len=max_model_len,
+        block_size=block_size,
+    )
+    return Scheduler(limits, BlockPool(num_blocks))
+
+
+def seq(name: str, prompt: int = 3, max_tokens: int = 4, stop: int | None = None) -> Sequence:
+    stops = frozenset() if stop is None else frozenset((stop,))
+    ids = tuple(range(1, prompt + 1))
+    return Sequence(name, ids, SamplingParams(max_tokens=max_tokens, stop_token_ids=stops))
+
+
+def next_token(tokens: list[int]) -> int:
+    digest = hashlib.blake2b(repr(tokens).encode(), digest_size=4).digest()
+    return int.from_bytes(digest) % 50
+
+
+def expected_text(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
+    output: list[int] = []
+    while len(output) < params.max_tokens:
+        token = next_token([*prompt, *output])
+        if token in params.stop_token_ids:
+            break
+        output.append(token)
+    return output
+
+
+class FakeKv:
+    """What each place of the cache holds, to see a token computed without what it depends on."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.places: dict[tuple[int, int], tuple[str, int, int]] = {}
+
+    def run(self, schedule: Schedule) -> dict[str, int]:
+        size = self.scheduler.limits.block_size
+        tokens: dict[str, int] = {}
+        for entry in schedule.entries:
+            known = entry.seq.tokens(0, entry.seq.num_tokens)
+            for at in range(entry.start, entry.start + entry.num_tokens):
+                place = entry.seq.block_table[at // size], at % size
+                self.places[place] = entry.seq.request_id, at, known[at]
+        for entry in schedule.entries:
+            end = entry.start + entry.num_tokens
+            table = entry.seq.block_table
+            read = [self.places.get((table[at // size], at % size)) for at in range(end)]
+            known = entry.seq.tokens(0, end)
+            assert read == [(entry.seq.request_id, at, known[at]) for at in range(end)]
+            if entry.samples:
+                assert end == entry.seq.num_tokens
+                tokens[entry.seq.request_id] = next_token(known)
+        return tokens
+
+
+def run_to_end(scheduler: Scheduler, kv: FakeKv | None = None) -> dict[str, Sequence]:
+    kv = kv or FakeKv(scheduler)
+    finished: dict[str, Sequence] = {}
+    for _ in range(2000):
+        schedule = scheduler.schedule()
+        if not schedule.entries:
+            break
+        assert schedule.num_tokens <= scheduler.limits.max_batched_tokens
+        for done in scheduler.commit(schedule, kv.run(schedule)):
+            finished[done.request_id] = done
+        scheduler.check_integrity()
+    assert not scheduler.has_work
+    assert scheduler.blocks.num_used == 0
+    return finished
+
+
+class Scheduling(RuleBasedStateMachine):
+    """Arrivals, aborts, steps and failed steps in any order, with far too few blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make(num_blocks=10)
+        self.kv = FakeKv(self.scheduler)
+        self.alive: dict[str, Sequence] = {}
+        self.count = 0
+
+    @rule(prompt=st.integers(1, 20), max_tokens=st.integers(1, 20))
+    def add(self, prompt: int, max_tokens: int) -> None:
+        self.count += 1
+        new = seq(f"r{self.count}", prompt, max_tokens, stop=STOP)
+        if self.scheduler.num_waiting >= self.scheduler.limits.max_queued:
+            with pytest.raises(QueueFull):
+                self.scheduler.add(new)
+        else:
+            self.scheduler.add(new)
+            self.alive[new.request_id] = new
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.alive:
+            name = data.draw(st.sampled_from(sorted(self.alive)))
+            assert self.scheduler.abort(name)
+            assert not self.scheduler.abort(name)
+            del self.alive[name]
+
+    @rule(aborts=st.booleans())
+    def step(self, aborts: bool) -> None:
+        schedule = self.scheduler.schedule()
+        tokens = self.kv.run(schedule)
+        if aborts and schedule.entries:  # a client leaves while its step runs
+            name = schedule.entries[-1].seq.request_id
+            self.scheduler.abort(name)
+            del self.alive[name]
+        for done in self.scheduler.commit(schedule, tokens):
+            assert done.output == expected_text(done.prompt, done.params)
+            del self.alive[done.request_id]
+
+    @rule()
+    def failed_step(self) -> None:
+        first = self.scheduler.schedule()
+        self.kv.run(first)
+        assert self.scheduler.schedule() == first
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.scheduler.check_integrity()
+        assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.alive)
+        assert self.scheduler.num_running <= self.scheduler.limits.max_running
+        if self.alive:
+            assert self.scheduler.schedule().entries, "there is work but none is scheduled"
+
+    def teardown(self) -> None:
+        finished = run_to_end(self.scheduler, self.kv)
+        for name, done in finished.items():
+            assert done.output == expected_text(self.alive[name].prompt, done.params)
+        assert finished.keys() == self.alive.keys()
+
+
+Scheduling.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestScheduling = Scheduling.TestCase
+
+
+@pytest.mark.parametrize("num_blocks", [10, 11, 14, 64])
+@pytest.mark.parametrize("max_batched_tokens", [4, 5, 64])
+def test_any_pool_and_budget_give_the_same_texts(num_blocks: int, max_batched_tokens: int) -> None:
+    scheduler = make(num_blocks=num_blocks, max_batched_tokens=max_batched_tokens, max_queued=20)
+    requests = [seq(f"r{i}", 3 + 5 * i % 17, 10 + i) for i in range(12)]
+    for request in requests:
+        scheduler.add(request)
+    finished = run_to_end(scheduler)
+    assert len(finished) == 12
+    for request in requests:
+        assert request.output == expected_text(request.prompt, request.params)
+    if num_blocks == 10:
+        assert scheduler.num_preemptions > 0
+
+
+def test_d06_a_full_pool_neither_stalls_nor_thrashes() -> None:
+    """8 running sequences, each about to need a block, none free."""
+    scheduler = make(
+        num_blocks=16, max_running=8, max_batched_tokens=64, max_queued=8, max_model_len=40
+    )
+    requests = [seq(f"r{i}", 8, 24) for i in range(8)]
+    for request in requests:
+        scheduler.add(request)
+    kv = FakeKv(scheduler)
+    progress_at_preemption: dict[str, int] = {}
+    finished = 0
+    for _ in range(500):
+        if not scheduler.has_work:
+            break
+        running = {s.request_id for s in requests if s.block_table}
+        schedule = scheduler.schedule()
+        assert any(entry.samples for entry in schedule.entries), "no request advances"
+        for request in requests:
+            if request.request_id in running and not request.block_table:
+                before = progress_at_preemption.get(request.request_id, -1)
+                assert len(request.output) > before, "preempted twice without progress"
+                progress_at_preemption[request.request_id] = len(request.output)
+        finished += len(scheduler.commit(schedule, kv.run(schedule)))
+        scheduler.check_integrity()
+    assert finished == 8
+    assert progress_at_preemption, "the pool was meant to be too small"
+    assert all(r.output == expected_text(r.prompt, r.params) for r in requests)
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
+    scheduler = make(num_blocks=32, max_batched_tokens=4, max_model_len=100)
+    short, long = seq("short", 2, 20), seq("long", 60, 2)
+    kv = FakeKv(scheduler)
+    scheduler.add(short)
+    scheduler.commit(first := scheduler.schedule(), kv.run(first))
+    scheduler.add(long)
+    for step in range(1, 12):
+        schedule = scheduler.schedule()
+        sizes = {entry.seq.request_id: entry.num_tokens for entry in schedule.entries}
+        assert sizes == {"short": 1, "long": 3}
+        scheduler.commit(schedule, kv.run(schedule))
+        assert len(short.output) == 1 + step
+
+
+def test_every_running_sequence_gets_a_token_of_a_small_budget() -> None:
+    """Two long prompts and two decoders share a budget of four: nobody waits for another's end."""
+    scheduler = make(num_blocks=64, max_batched_tokens=4, max_model_len=100)
+    kv = FakeKv(scheduler)
+    for name in ("a", "b"):
+        scheduler.add(seq(name, 1, 30))
+    scheduler.commit(first := scheduler.schedule(), kv.run(first))
+    for name in ("long", "longer"):
+        scheduler.add(seq(name, 40, 2))
+    for _ in range(3):
+        schedule = scheduler.schedule()
+        scheduler.commit(schedule, kv.run(schedule))
+    assert {e.seq.request_id: e.num_tokens for e in schedule.entries}["a"] == 1
+    assert schedule.num_tokens == 4
+
+
+def test_the_queue_is_never_jumped() -> None:
+    """A small request behind a large one that does not fit yet waits its turn."""
+    scheduler = make(num_blocks=10, max_batched_tokens=64)
+    for name, prompt in (("first", 30), ("large", 20), ("small", 1)):
+        scheduler.add(seq(name, prompt, 2))
+    kv = FakeKv(scheduler)
+    schedule = scheduler.schedule()
+    assert [entry.seq.request_id for entry in schedule.entries] == ["first"]
+    order = []
+    while scheduler.has_work:
+        schedule = scheduler.schedule()
+        order += [e.seq.request_id for e in schedule.entries if e.start == 0]
+        scheduler.commit(schedule, kv.run(schedule))
+    assert order == ["first", "large", "small"]
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
+    scheduler = make(max_queued=2)
+    scheduler.add(seq("a"))
+    scheduler.add(seq("b"))
+    with pytest.raises(QueueFull, match=r"2 requests are queued .*maxQueued") as refusal:
+        scheduler.add(seq("c"))
+    assert refusal.value.retry_after_seconds > 0
+    assert scheduler.num_waiting == 2
+
+
+def test_a_request_that_never_fits_is_refused_at_once() -> None:
+    with pytest.raises(RequestTooLong, match="30 tokens and max_tokens 11 exceed 40"):
+        make().add(seq("long", 30, 11))
+    with pytest.raises(RequestTooLong, match="exceed 12"):
+        make(num_blocks=3).add(seq("large", 10, 3))
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_d01_abort_in_any_state_frees_everything(steps: int) -> None:
+    """Queued, in the middle of prefill, decoding, preempted: the pool is as before."""
+    scheduler = make(num_blocks=10, max_batched_tokens=5, max_queued=20)
+    kv = FakeKv(scheduler)
+    for round_ in range(25):
+        names = [f"{round_}-{i}" for i in range(6)]
+        for name in names:
+            scheduler.add(seq(name, 9, 9))
+        for _ in range(steps):
+            schedule = scheduler.schedule()
+            scheduler.commit(schedule, kv.run(schedule))
+        schedule = scheduler.schedule()
+        tokens = kv.run(schedule)
+        assert all(scheduler.abort(name) for name in names)
+        assert scheduler.commit(schedule, tokens) == []
+        scheduler.check_integrity()
+        assert scheduler.blocks.num_used == 0
+        assert not scheduler.has_work
+
+
+def test_a_stop_token_ends_without_being_part_of_the_text() -> None:
+    scheduler = make()
+    ending = expected_text((1, 2, 3), SamplingParams(max_tokens=20))
+    stop = ending[5]
+    first = ending.index(stop)
+    request = seq("a", 3, 20, stop=stop)
+    scheduler.add(request)
+    run_to_end(scheduler)
+    assert request.output == ending[:first]
+    assert request.finish_reason == "stop"
+
+
+def test_the_last_token_ends_by_length() -> None:
+    scheduler = make()
+    request = seq("a", 3, 5)
+    scheduler.add(request)
+    run_to_end(scheduler)
+    assert len(request.output) == 5
+    assert request.finish_reason == "length"
+
+
+def test_a_budget_below_the_running_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match="maxBatchedTokens 3 is less than maxRunning 4"):
+        make(max_batched_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
+        ({"temperature": float("nan")}, "temperature must be 0 or more"),
+        ({"top_p": 0.0}, "top_p must be in"),
+        ({"top_p": 1.1}, "top_p must be in"),
+    ],
+)
+def test_sampling_parameters_are_checked(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**{"max_tokens": 1, **change})  # type: ignore[arg-type]
+
+
+def test_tokens_of_a_range_cross_from_prompt_to_output() -> None:
+    request = seq("a", 3)
+    request.output += [7, 8, 9]
+    whole = [1, 2, 3, 7, 8, 9]
+    for start in range(6):
+        for end in range(start, 7):
+            assert request.tokens(start, end) == whole[start:end]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        Sequence("b", (), SamplingParams(max_tokens=1))
