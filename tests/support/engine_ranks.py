@@ -158,8 +158,8 @@ def left_group() -> bool:
 
 
 def submit(prompts: dict[str, Sequence[int]], max_tokens: int, temperature: float = 0.0) -> None:
-    for number, (request_id, prompt) in enumerate(prompts.items()):
-        params = SamplingParams(max_tokens, temperature=temperature, seed=number)
+    for request_id, prompt in prompts.items():
+        params = SamplingParams(max_tokens, temperature=temperature, seed=sum(prompt))
         running().submit(request_id, prompt, params)
 
 

@@ -1,24 +1,28 @@
-"""Logits and tokens do not depend, bit for bit, on how many ranks there are or where experts live."""
+"""Logits and tokens do not depend, bit for bit, on the number of ranks or where experts live."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from moe_api.plan import GroupPlan, SlotsLRS
 from moe_placement.initial import contiguous
 from tests.support import engine_ranks, worker_processes
-from tests.support.engine_ranks import Operator, Result
 from tests.support.random_checkpoint import write_random_checkpoint
+from tests.support.serving_group import (
+    ServingGroup,
+    assert_same,
+    assert_same_logits,
+    prompts,
+    random_walk,
+)
 from tests.support.worker_processes import wait_until
 
 pytestmark = pytest.mark.processes
-EXPERTS, LAYERS = 8, 2
+EXPERTS, LAYERS, SLOTS = 8, 2, 5
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,7 @@ def pool() -> Iterator[worker_processes.Pool]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """By top-k: one held in bfloat16, one in float32."""
     root = tmp_path_factory.mktemp("models")
     return {
         2: write_random_checkpoint(root / "top2", top_k=2, seed=2, dtype=torch.bfloat16),
@@ -36,77 +41,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     }
 
 
-def prompts(count: int, seed: int = 0) -> dict[str, list[int]]:
-    rng = np.random.default_rng(seed)
-    return {
-        f"r{i}": rng.integers(0, 96, size=int(rng.integers(3, 40))).tolist() for i in range(count)
-    }
-
-
-class Serving:
-    """A group of the first N ranks of the pool, serving."""
-
-    def __init__(
-        self, pool: worker_processes.Pool, model: Path, size: int, slots_LRS: SlotsLRS,
-        **config: Any,
-    ) -> None:  # fmt: skip
-        self.ranks = pool.ranks[:size]
-        self.operator = Operator([pool.address(i) for i in range(size)])
-        for i, rank in enumerate(self.ranks):
-            rank.post(engine_ranks.start, model, i, pool.address(i), f"inc-{i}", config)
-        for rank in self.ranks:
-            rank.result()
-        self.plan = self.operator.form(range(size), slots_LRS)
-        self.put(self.plan)
-        self.wait_for(lambda s: s.phase == "Serving", "serving")
-
-    def put(self, plan: GroupPlan) -> None:
-        self.plan = plan
-        for rank in self.ranks:
-            assert not rank.call(engine_ranks.put_plan, plan).refused
-
-    def wait_for(self, condition: Any, what: str) -> None:
-        wait_until(
-            lambda: all(condition(rank.call(engine_ranks.state)) for rank in self.ranks), what
-        )
-
-    def switch(self, slots_LRS: SlotsLRS) -> None:
-        plan = self.operator.rebalance(self.plan, slots_LRS)
-        self.put(plan)
-        self.wait_for(lambda s: s.applied_epoch == plan.epoch, f"epoch {plan.epoch}")
-
-    def submit(self, requests: dict[str, Sequence[int]], max_tokens: int) -> list[list[str]]:
-        """Deal requests out to the ranks; returns the ids by rank."""
-        shares = [list(requests)[i :: len(self.ranks)] for i in range(len(self.ranks))]
-        for rank, ids in zip(self.ranks, shares, strict=True):
-            rank.call(engine_ranks.submit, {r: requests[r] for r in ids}, max_tokens)
-        return shares
-
-    def results(self, shares: list[list[str]]) -> dict[str, Result]:
-        return {
-            request_id: result
-            for rank, ids in zip(self.ranks, shares, strict=True)
-            for request_id, result in rank.call(engine_ranks.results, ids).items()
-        }
-
-    def generate(self, requests: dict[str, Sequence[int]], max_tokens: int) -> dict[str, Result]:
-        return self.results(self.submit(requests, max_tokens))
-
-
-def alone(pool: worker_processes.Pool, model: Path, requests: Any, max_tokens: int, **config: Any
-) -> dict[str, Result]:  # fmt: skip
-    """The same requests on one rank, the reference of every comparison."""
-    return Serving(pool, model, 1, contiguous(LAYERS, EXPERTS, 1, EXPERTS), **config).generate(
-        requests, max_tokens
-    )
-
-
-def assert_same(got: dict[str, Result], wanted: dict[str, Result]) -> None:
-    assert got.keys() == wanted.keys()
-    for request_id, result in wanted.items():
-        assert got[request_id].tokens == result.tokens, request_id
-        assert got[request_id].digests == result.digests, request_id
-        assert got[request_id].finished == result.finished, request_id
+def one_rank(
+    pool: worker_processes.Pool, model: Path, requests: dict[str, list[int]], max_tokens: int,
+    temperature: float = 0.0, **config: object,
+) -> dict[str, engine_ranks.Result]:  # fmt: skip
+    """The reference of every comparison: everything on one rank."""
+    group = ServingGroup(pool, model, 1, **config)
+    group.form([0], contiguous(LAYERS, EXPERTS, 1, EXPERTS))
+    return group.generate(requests, max_tokens, temperature)
 
 
 @pytest.mark.parametrize("top_k", [2, 4])
@@ -115,8 +57,93 @@ def test_one_two_and_three_ranks_give_the_same_logits(
     pool: worker_processes.Pool, models: dict[int, Path], top_k: int, kv: str
 ) -> None:
     requests = prompts(6)
-    wanted = alone(pool, models[top_k], requests, 12, kv=kv)
+    wanted = one_rank(pool, models[top_k], requests, 12, temperature=0.7, kv=kv)
     assert len({tuple(result.tokens) for result in wanted.values()}) > 3
     for size in (2, 3):
-        slots = contiguous(LAYERS, EXPERTS, size, 6)
-        assert_same(Serving(pool, models[top_k], size, slots, kv=kv).generate(requests, 12), wanted)
+        group = ServingGroup(pool, models[top_k], size, kv=kv)
+        group.form(range(size), contiguous(LAYERS, EXPERTS, size, 6))
+        assert_same(group.generate(requests, 12, temperature=0.7), wanted)
+
+
+def test_chunks_of_a_prompt_and_company_do_not_matter_across_ranks(
+    pool: worker_processes.Pool, models: dict[int, Path]
+) -> None:
+    requests = prompts(6)
+    wanted = one_rank(pool, models[4], requests, 8)
+    group = ServingGroup(pool, models[4], 2, max_batched_tokens=8)
+    group.form([0, 1], contiguous(LAYERS, EXPERTS, 2, 6))
+    assert_same(group.generate(requests, 8), wanted)
+    for name, prompt in requests.items():
+        alone = group.generate({f"{name}-alone": prompt}, 8)
+        assert_same_logits(alone, {name: wanted[name]}, "-alone")
+
+
+@pytest.mark.parametrize("top_k", [2, 4])
+def test_before_during_and_after_a_rebalance_the_logits_are_the_same(
+    pool: worker_processes.Pool, models: dict[int, Path], top_k: int
+) -> None:
+    requests = prompts(6)
+    wanted = one_rank(pool, models[top_k], requests, 16, kv="nvfp4")
+    group = ServingGroup(pool, models[top_k], 3, kv="nvfp4")
+    placement = contiguous(LAYERS, EXPERTS, 3, SLOTS)
+    group.form(range(3), placement)
+    assert_same(group.generate(requests, 16), wanted)
+    stalls = []
+    for number, slots in enumerate(random_walk(placement, 3, seed=top_k)):
+        during = {f"{name}-{number}": prompt for name, prompt in requests.items()}
+        shares = group.submit(during, 16)
+        group.switch(slots)
+        assert_same_logits(group.results(shares), wanted, f"-{number}")
+        stalls += [s.migration.stall_millis for s in group.states() if s.migration]
+    assert any(stalls), "every switch fell into a pause: nothing was under way"
+    group.check_slots()
+    after = {f"{name}-after": prompt for name, prompt in requests.items()}
+    assert_same_logits(group.generate(after, 16), wanted, "-after")
+
+
+def test_copies_of_a_hot_expert_share_its_tokens_and_change_no_logits(
+    pool: worker_processes.Pool, models: dict[int, Path]
+) -> None:
+    requests = prompts(9, seed=3)
+    wanted = one_rank(pool, models[2], requests, 30)
+    group = ServingGroup(pool, models[2], 3)
+    group.form(range(3), contiguous(LAYERS, EXPERTS, 3, SLOTS))
+    assert_same(group.generate(requests, 30), wanted)
+    loads = [group.rank(i).call(engine_ranks.load) for i in range(3)]
+    hot = int(np.sum([load.routed[0] for load in loads], axis=0).argmax())
+    slots = contiguous(LAYERS, EXPERTS, 3, SLOTS)
+    for rank in range(3):
+        if hot not in slots[0, rank]:
+            slots[0, rank, -1] = hot
+    group.switch(slots)
+    before = [group.rank(i).call(engine_ranks.load) for i in range(3)]
+    again = {f"{name}-again": prompt for name, prompt in requests.items()}
+    assert_same_logits(group.generate(again, 30), wanted, "-again")
+    after = [group.rank(i).call(engine_ranks.load) for i in range(3)]
+    served = [
+        sum(after[r].served[0][s] - before[r].served[0][s] for s in range(SLOTS)
+            if slots[0, r, s] == hot)
+        for r in range(3)
+    ]  # fmt: skip
+    assert min(served) > 0.25 * sum(served), served
+
+
+def test_b04_a_rebalance_at_every_step_for_fifty_steps_changes_nothing(
+    pool: worker_processes.Pool, models: dict[int, Path]
+) -> None:
+    """Each step of a decoding group begins with a switch; at each the slots are compared with
+    the checkpoint."""
+    requests = prompts(10)
+    wanted = one_rank(pool, models[4], requests, 60)
+    group = ServingGroup(pool, models[4], 3)
+    first = contiguous(LAYERS, EXPERTS, 3, SLOTS)
+    plan = group.form(range(3), first)
+    walk = random_walk(first, 50, seed=50)
+    assert all((a != b).any() for a, b in zip([first, *walk], walk, strict=False))
+    plans = [group.operator.rebalance(plan, slots) for slots in walk]
+    for rank in range(3):
+        group.rank(rank).call(engine_ranks.rebalance_every_step, plans)
+    got = group.generate(requests, 60)
+    assert_same(got, wanted)
+    wait_until(lambda: all(s.applied_epoch == plans[-1].epoch for s in group.states()), "the walk")
+    assert [group.rank(rank).call(engine_ranks.num_switches) for rank in range(3)] == [50] * 3
