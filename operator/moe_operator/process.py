@@ -180,6 +180,10 @@ class Process:
             random_suffix=_random_suffix, leader_epoch=epoch,
         )  # fmt: skip
         logger.info("reconciling with leader epoch %d", epoch)
+        where = self.settings.lease
+        if (lease := self._cluster.get("Lease", where.namespace, where.name)) is not None:
+            note = f"{self.lease.identity} leads, with epoch {epoch}"
+            self._events.record(lease, "Normal", "LeaderChanged", note, action="Lead")
         self._queue.start()
 
     def _resync_until_ended(self) -> None:

@@ -116,9 +116,14 @@ class Schedule(Generic[K]):
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
 
     @property
-    def depth(self) -> int:
-        """Keys that wait for a pass, due or not."""
+    def pending(self) -> int:
+        """Keys that have another pass before them, due or not."""
         return sum(entry.due is not None for entry in self._entries.values())
+
+    def depth(self, now: float) -> int:
+        """Keys whose pass is due and has not begun."""
+        dues = (entry.due for entry in self._entries.values() if not entry.running)
+        return sum(due is not None and due <= now for due in dues)
 
     def _ask(self, key: K, entry: _Entry, due: float, urgent: bool) -> None:
         earliest = due if entry.due is None else min(entry.due, due)
@@ -204,8 +209,9 @@ class WorkQueue(Generic[K]):
 
     @property
     def depth(self) -> int:
+        """Keys that wait for a thread."""
         with self._changed:
-            return self._schedule.depth
+            return self._schedule.depth(self._monotonic())
 
     def longest_running_seconds(self) -> float:
         """Age of the oldest pass in progress; a pass that never ends shows here."""

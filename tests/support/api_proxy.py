@@ -87,16 +87,16 @@ class ApiProxy:
         """All open watches break as if the machine had gone."""
         self._do(lambda: [t.abort() for t, _ in self._streams.values() if t is not None])
 
-    def expire_watches(self) -> None:
-        """All open watches hear that their resource version is too old (410) and end."""
-        status = {"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}
+    def fail_watches(self, code: int) -> None:
+        """All open watches hear of an error in their stream, e.g. 410: your version is too old."""
+        status = {"kind": "Status", "status": "Failure", "message": "planned", "code": code}
         line = json.dumps({"type": "ERROR", "object": status}).encode() + b"\n"
 
-        async def expire() -> None:
+        async def fail() -> None:
             for _, response in list(self._streams.values()):
                 await response.write(line)
 
-        asyncio.run_coroutine_threadsafe(expire(), self._loop).result(START_SECONDS)
+        asyncio.run_coroutine_threadsafe(fail(), self._loop).result(START_SECONDS)
         self.mute_watches()
 
     def _do(self, action: Callable[[], object]) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from devcluster.api import ApiError
-from devcluster.build import CHECKOUT
 from devcluster.cluster import Cluster as ApiServerInstance
 from devcluster.waiting import wait_until
 from moe_api import names
@@ -35,10 +34,8 @@ OTHER_UID = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.fixture(scope="module")
-def api(api_server: ApiServerInstance) -> ApiServer:
-    api_server.kubectl("apply", "--server-side", "-f", str(CHECKOUT / "crds"))
-    api_server.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-    send = connect(load_credentials(str(api_server.kubeconfig)))
+def api(custom_resources: ApiServerInstance) -> ApiServer:
+    send = connect(load_credentials(str(custom_resources.kubeconfig)))
     return ApiServer(send, ClientSettings(), time.monotonic)
 
 

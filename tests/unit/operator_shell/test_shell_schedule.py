@@ -18,7 +18,7 @@ def test_a_key_added_many_times_runs_once() -> None:
     queue = schedule()
     for _ in range(5):
         queue.add("a", now=0.0)
-    assert queue.depth == 1
+    assert queue.pending == 1
     assert queue.pop(now=0.0) == ("a", 1)
     assert queue.pop(now=0.0) is None
 
@@ -110,6 +110,18 @@ def test_the_earliest_of_several_wishes_wins() -> None:
     assert queue.seconds_to_next(now=5.0) is None
 
 
+def test_the_depth_counts_what_waits_for_a_thread_not_what_is_planned() -> None:
+    queue = schedule()
+    queue.add("a", now=0.0)
+    queue.add("b", now=0.0, delay_seconds=30.0)
+    queue.add("c", now=0.0)
+    queue.pop(now=0.0)
+    queue.add("a", now=0.0)  # runs; its next pass waits for it, not for a thread
+    assert queue.pending == 3
+    assert queue.depth(now=0.0) == 1
+    assert queue.depth(now=30.0) == 2
+
+
 Step = st.tuples(
     st.sampled_from(("add", "urgent", "delayed", "pop", "succeed", "requeue", "fail")),
     st.sampled_from("abc"),
@@ -141,7 +153,7 @@ def test_no_wish_is_lost_and_no_key_runs_twice_at_a_time(steps: list[tuple[str, 
                 queue.succeeded(key, now, 5.0 if step == "requeue" else None)
             if step != "succeed":
                 owed.add(key)
-        assert queue.depth == len(owed)
+        assert queue.pending == len(owed)
     for key in running:
         queue.succeeded(key, now, requeue_after_seconds=None)
     later = now + 1000.0
