@@ -32,9 +32,8 @@ def main(host: str, drain_seconds: str, step_seconds: str, stays: str = "") -> i
             drain_seconds=int(drain_seconds),
         ),
         token=TOKEN,
-        identity=Identity("default", "fake", 0, 0, "fake", "fake"),
+        identity=Identity("default", "fake", 0, 0, "fake"),
         host=host,
-        address=host,
     )
     logs.configure("info", settings.identity.log_context())
     metrics = WorkerMetrics(CollectorRegistry())

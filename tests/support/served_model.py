@@ -25,11 +25,7 @@ TOKEN = "control-secret"
 def serving_worker(folder: Path, **config: Any) -> Iterator[WorkerCommand]:
     """A worker whose plan names it alone; `config` overrides parts of its WorkerConfig."""
     host = f"{free_network()}.2"
-    model = {"path": str(MODEL_PATH), "servedName": MODEL_NAME}
-    (folder / "worker.json").write_text(json.dumps({"schema": 1, "model": model, **config}))
-    (folder / "token").write_text(TOKEN)
-    flags = ["--config", f"{folder}/worker.json", "--control-token-file", f"{folder}/token"]
-    command = ["moe_worker.main", "serve", *flags, "--host", host, "--deployment", "tiny"]
+    command = serve_command(folder, host, **config)
     with worker_command(command, host, folder / "worker.log") as worker:
         with worker.control(TOKEN) as control:
             plan = plan_of_one(worker, state_of(worker))
@@ -37,6 +33,15 @@ def serving_worker(folder: Path, **config: Any) -> Iterator[WorkerCommand]:
             assert answer.status_code == 202, answer.text
         until(lambda: worker.answers("/readyz"), f"it serves; {worker.log()}", 120)
         yield worker
+
+
+def serve_command(folder: Path, host: str, **config: Any) -> list[str]:
+    """Module and flags of a worker that listens on `host`; writes the files they name."""
+    model = {"path": str(MODEL_PATH), "servedName": MODEL_NAME}
+    (folder / "worker.json").write_text(json.dumps({"schema": 1, "model": model, **config}))
+    (folder / "token").write_text(TOKEN)
+    flags = ["--config", f"{folder}/worker.json", "--control-token-file", f"{folder}/token"]
+    return ["moe_worker.main", "serve", *flags, "--host", host, "--deployment", "tiny"]
 
 
 def state_of(worker: WorkerCommand) -> WorkerState:

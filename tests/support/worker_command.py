@@ -58,10 +58,8 @@ class WorkerCommand:
 
 
 @contextmanager
-def worker_command(
-    module_and_flags: list[str], host: str, log_path: Path
-) -> Iterator[WorkerCommand]:
-    """A process that answers /healthz when the block begins; killed at its end if still there."""
+def started(module_and_flags: list[str], host: str, log_path: Path) -> Iterator[WorkerCommand]:
+    """A process that has just been started; killed at the block's end if still there."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(ROOT / root) for root in SOURCE_ROOTS),
@@ -71,10 +69,18 @@ def worker_command(
         process = subprocess.Popen(
             [sys.executable, "-m", *module_and_flags], cwd=ROOT, env=environment, stderr=log
         )
-    worker = WorkerCommand(process, host, log_path)
     try:
-        until(lambda: worker.answers("/healthz"), "the worker listens", 120)
-        yield worker
+        yield WorkerCommand(process, host, log_path)
     finally:
         process.kill()
         process.wait(30)
+
+
+@contextmanager
+def worker_command(
+    module_and_flags: list[str], host: str, log_path: Path
+) -> Iterator[WorkerCommand]:
+    """A process that answers /healthz when the block begins."""
+    with started(module_and_flags, host, log_path) as worker:
+        until(lambda: worker.answers("/healthz"), "the worker listens", 120)
+        yield worker

@@ -6,7 +6,7 @@ text ends; `server` sends what comes out, in pieces or as a whole.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
@@ -41,7 +41,7 @@ async def pieces(
     detokenizer: Detokenizer,
     stops: StopStrings,
     on_token: Callable[[float], None],
-) -> AsyncIterator[Piece | End]:
+) -> AsyncGenerator[Piece | End, None]:
     """The text of `generation` as it comes, then one End.
 
     `on_token` is told when the engine made each token (monotonic seconds). The generation may still

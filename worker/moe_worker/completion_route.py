@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -165,7 +165,7 @@ class _Answer:
         except RequestTooLong as error:
             raise invalid(str(error), code="context_length_exceeded") from error
 
-    async def _whole(self, completion: AsyncIterator[Piece | End], reply: Reply) -> Outcome:
+    async def _whole(self, completion: AsyncGenerator[Piece | End, None], reply: Reply) -> Outcome:
         texts = []
         async with aclosing(completion) as items:
             async for item in items:
@@ -180,7 +180,7 @@ class _Answer:
         return end.reason
 
     async def _stream(
-        self, completion: AsyncIterator[Piece | End], reply: Reply, prepared: Prepared
+        self, completion: AsyncGenerator[Piece | End, None], reply: Reply, prepared: Prepared
     ) -> Outcome:
         await self._begin(EVENT_STREAM, [(b"cache-control", b"no-cache")])
         outcome: Outcome

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from moe_worker.api_error import ApiError
@@ -49,7 +49,7 @@ class Generation:
             self._ended_early = True
             self._queue.put_nowait(error)
 
-    async def arrivals(self) -> AsyncIterator[Arrival]:
+    async def arrivals(self) -> AsyncGenerator[Arrival, None]:
         """All events in order, `Finished` last. Raises ApiError when ended early."""
         while not self._finished:
             item = await self._queue.get()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,6 +20,8 @@ from moe_api.document import DocumentError
 from moe_api.worker import WorkerConfig
 from moe_worker.listener import AddressInUse
 from moe_worker.serve import Identity, ServeSettings, serve
+
+logger = logging.getLogger(__name__)
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -105,10 +109,10 @@ def _add_serve(
     network.add_argument(
         "--address",
         default=environment.get(names.ENV_POD_IP),
-        help=f"where other members reach this one (default: {names.ENV_POD_IP}, else --host)",
+        help=f"this worker's address in plans (default: {names.ENV_POD_IP}); tells IPv4 from IPv6",
     )
     network.add_argument(
-        "--host", help="address to listen on (default: all of the --address family)"
+        "--host", help="address to listen on (default: all addresses of --address's family)"
     )
     network.add_argument(
         "--http-port", type=_port, default=names.HTTP_PORT, help="default: %(default)s"
@@ -125,7 +129,6 @@ def _add_serve(
         ("--deployment", names.ENV_DEPLOYMENT, str, "local", "name of the MoEDeployment"),
         ("--group", names.ENV_GROUP, int, "0", "EP group, from 0"),
         ("--member", names.ENV_MEMBER, int, "0", "member id in the group, from 0"),
-        ("--pod", names.ENV_POD_NAME, str, "", "name of the pod"),
         ("--incarnation", names.ENV_POD_UID, str, uuid.uuid4().hex, "id of this very process"),
     ):
         shown = "random" if flag == "--incarnation" else repr(fallback)
@@ -162,6 +165,10 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _serve(parsed: argparse.Namespace) -> int:
     settings = serve_settings(parsed)
     logs.configure(parsed.log_level, settings.identity.log_context())
+    # Until it serves there is nothing to drain. The first process of a container ignores signals
+    # that it has no handler for.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    logger.info("incarnation %s starts", settings.identity.incarnation)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time, one thread
     return serve(settings)
 
@@ -172,11 +179,6 @@ def serve_settings(parsed: argparse.Namespace) -> ServeSettings:
     Raises:
         UsageError: naming the flag or file, and the way out.
     """
-    address = parsed.address or parsed.host
-    if not address:
-        raise UsageError(
-            f"--address is missing: give the address of this worker, or set {names.ENV_POD_IP}"
-        )
     return ServeSettings(
         config=_read_config(parsed.config),
         token=_read_token(parsed.control_token_file),
@@ -186,10 +188,8 @@ def serve_settings(parsed: argparse.Namespace) -> ServeSettings:
             group=parsed.group,
             member=parsed.member,
             incarnation=parsed.incarnation,
-            pod=parsed.pod,
         ),
-        host=parsed.host or _any_address(address),
-        address=address,
+        host=parsed.host or _any_address(parsed.address),
         http_port=parsed.http_port,
         control_port=parsed.control_port,
         threads=parsed.threads,
@@ -215,8 +215,12 @@ def _read_token(path: Path) -> str:
     return token
 
 
-def _any_address(address: str) -> str:
+def _any_address(address: str | None) -> str:
     """All interfaces, in the family of `address`."""
+    if not address:
+        raise UsageError(
+            f"--host is missing: give an address to listen on, or set {names.ENV_POD_IP}"
+        )
     try:
         return "::" if ipaddress.ip_address(address).version == 6 else "0.0.0.0"
     except ValueError as error:

@@ -118,7 +118,13 @@ def _add_marks(
             for text, token_id in special.items()
         ]
     )
-    return {clone.token_to_id(marks[text]): token_id for text, token_id in special.items()}
+    added = clone.get_added_tokens_decoder()
+    text_of_mark = {mark: text for text, mark in marks.items()}
+    return {
+        mark_id: special[text_of_mark[token.content]]
+        for mark_id, token in added.items()
+        if token.content in text_of_mark
+    }
 
 
 def _one_of(texts: dict[str, int] | list[str]) -> re.Pattern[str] | None:

@@ -38,7 +38,6 @@ class Identity:
     member: int
     incarnation: str
     """New for every process (pod UID): counters began at zero with it, plans name it."""
-    pod: str
 
     def log_context(self) -> dict[str, object]:
         """What is the same in every log line of this process."""
@@ -59,9 +58,7 @@ class ServeSettings:
     """Bearer token of the control API, the same for all members."""
     identity: Identity
     host: str
-    """Where both listeners are bound."""
-    address: str
-    """Where other members reach this one."""
+    """Where both listeners are bound; plans say where members reach each other."""
     http_port: int = names.HTTP_PORT
     control_port: int = names.CONTROL_PORT
     threads: int = 1

@@ -76,9 +76,10 @@ class Shutdown:
 
     async def _drained(self, deadline: float) -> None:
         """Requests answered (or ended by the deadline's timer), then the group left, in time."""
-        await _before(deadline + ENDING_SECONDS, self._traffic.idle())
-        await _before(deadline, self._left_group())
-        logger.info("drained: %d requests left", self._traffic.num_requests)
+        if not await _before(deadline + ENDING_SECONDS, self._traffic.idle()):
+            logger.warning("%d clients did not take their answers", self._traffic.num_requests)
+        if not await _before(deadline, self._left_group()):
+            logger.warning("no plan without this worker came: leaving its group all the same")
 
     async def _left_group(self) -> None:
         while not self._engine.left_group:
@@ -88,10 +89,11 @@ class Shutdown:
         self._traffic.end_all(draining_deadline)
 
 
-async def _before(deadline: float, done: Coroutine[Any, Any, None]) -> None:
-    """Wait for `done` until the deadline (the loop's time), then go on without it."""
+async def _before(deadline: float, done: Coroutine[Any, Any, None]) -> bool:
+    """Wait for `done` until the deadline (the loop's time), then go on without it (False)."""
     try:
         async with asyncio.timeout_at(deadline):
             await done
     except TimeoutError:
-        logger.warning("%s took longer than the drain may take", done.__qualname__)
+        return False
+    return True

@@ -23,9 +23,8 @@ def assembled(model: Path) -> tuple[ServingEngine, object]:
     settings = ServeSettings(
         config=WorkerConfig(model=ModelConfig(path=str(model), served_name="m")),
         token="t",
-        identity=Identity("ns", "d", 0, 4, "uid", "pod"),
+        identity=Identity("ns", "d", 0, 4, "uid"),
         host="127.0.0.1",
-        address="127.0.0.1",
     )
     return assemble(settings, WorkerMetrics(CollectorRegistry()))
 
@@ -39,10 +38,12 @@ def copy_of_the_example(folder: Path, without: str = "", **config: Any) -> Path:
     return folder
 
 
-def test_the_example_is_served(tmp_path: Path) -> None:
+def test_the_example_waits_for_a_plan(tmp_path: Path) -> None:
     engine, model = assembled(copy_of_the_example(tmp_path))
     assert model is not None
-    assert engine.state().phase is WorkerPhase.WAITING
+    with http_worker(engine) as worker, worker.client() as client:
+        assert client.get("/readyz").json() == {"ready": False, "reason": "Waiting"}
+        assert "moe_plan_epoch 0.0" in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(

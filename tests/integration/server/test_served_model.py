@@ -18,11 +18,13 @@ from moe_api.worker import WorkerPhase
 from tests.support.served_model import (
     MODEL_NAME,
     TOKEN,
+    serve_command,
     serving_worker,
     state_of,
 )
 from tests.support.until import until
-from tests.support.worker_command import WorkerCommand
+from tests.support.worker_command import WorkerCommand, started
+from tests.support.worker_processes import free_network
 
 pytestmark = pytest.mark.processes
 
@@ -207,7 +209,7 @@ def test_counters_agree_with_the_answers(worker: WorkerCommand, client: httpx.Cl
 def test_e07_sigterm_lets_a_running_stream_complete(tmp_path: Path) -> None:
     with serving_worker(tmp_path, drainSeconds=60) as running:
         with running.client() as client, running.client() as other:
-            asked = body(**{**LONG, "max_tokens": 300}, stream=True)
+            asked = body(**{**LONG, "max_tokens": 120}, stream=True)
             with client.stream("POST", TEXT, json=asked) as stream:
                 lines = stream.iter_lines()
                 next(lines)
@@ -219,6 +221,15 @@ def test_e07_sigterm_lets_a_running_stream_complete(tmp_path: Path) -> None:
             assert done == "[DONE]"
             assert chunks[-1]["choices"][0]["finish_reason"] in ("stop", "length")
         assert running.process.wait(30) == 0, running.log()
+
+
+def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path) -> None:
+    host = f"{free_network()}.2"
+    command = serve_command(tmp_path, host)
+    with started(command, host, tmp_path / "worker.log") as starting:
+        until(lambda: " starts" in starting.log(), "it has begun to start", 60)
+        starting.process.send_signal(signal.SIGTERM)
+        assert starting.process.wait(30) == 0, starting.log()
 
 
 def test_e07_a_stream_longer_than_the_drain_ends_with_an_error_chunk(tmp_path: Path) -> None:
