@@ -195,6 +195,11 @@ def check_slots() -> None:
         assert bool((bank.w2_LSHI[layer][slot] == weights.w2_HI).all()), (layer, slot)
 
 
+def refuse_pulls() -> None:
+    """Answer peers as a rank does whose slots have changed meanwhile."""
+    running().engine.read_slot = lambda *args, **kwargs: None  # type: ignore[method-assign]
+
+
 def rebalance_every_step(plans: Sequence[GroupPlan]) -> None:
     """From now on stage the next of these plans before every step, and wait until it is complete:
     with every rank doing so, every step begins with a switch."""

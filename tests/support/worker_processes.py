@@ -61,6 +61,13 @@ class Rank:
         assert self.process.pid is not None
         return self.process.pid
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether the process lives (a stopped one is set going again)."""
+        if self.process.is_alive():
+            self.signal(signal.SIGCONT)
+        return self.process.is_alive()
+
     def post(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._pipe.send((function, args, kwargs))
 
@@ -155,6 +162,8 @@ def _context() -> multiprocessing.context.ForkServerContext:
     # The server does not take over sys.path by itself.
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # A store whose host goes away is a fact here; torch would print a stack for it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     context.set_forkserver_preload(PRELOADED)
     return context
 

@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import logging
 import socket
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 STORE_PORTS = 1000
 """Generations use ports in turn, so that a store that is being left never clashes with the next."""
 _POLL_SECONDS = 0.05
-_ATTEMPT = "attempt"
+_ATTEMPT, _INSTANCE = "attempt", "instance"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Rendezvous:
         self._plan, self._rank, self._settings = plan, rank, settings
         self._wait, self._report = wait, report
         self._told: Missing | None = None
+        self._instance = b""
         self._attempt = 0
         self._host, self._own = plan.members[0], plan.members[rank]
         self._place = f"{self._host.address}:{store_port(plan.generation)}"
@@ -138,14 +140,18 @@ class Rendezvous:
                         self._host.address, port, None, True, timeout,
                         wait_for_workers=False, master_listen_fd=descriptor,
                     )  # fmt: skip
+                    store.set(_INSTANCE, uuid.uuid4().hex)
                     store.add(_ATTEMPT, 1)
+                    self._attempt = 0
                     return store
                 # A plain connection first: the store's own client retries and logs by itself.
                 with socket.create_connection((self._host.address, port), timeout.seconds):
                     pass
-                return TCPStore(
+                store = TCPStore(
                     self._host.address, port, None, False, timeout, wait_for_workers=False
                 )
+                self._recognise(store)
+                return store
             except (OSError, dist.DistError) as error:
                 missing = () if self._rank == 0 else (self._host.id,)
                 verb = "cannot be opened" if self._rank == 0 else "does not answer"
@@ -155,6 +161,12 @@ class Rendezvous:
                 )
                 self._tell(Missing(missing, message))
                 self._pause()
+
+    def _recognise(self, store: TCPStore) -> None:
+        """Attempts are numbered by the store: in another one of the same host they begin anew."""
+        instance = store.get(_INSTANCE)
+        if instance != self._instance:
+            self._instance, self._attempt = instance, 0
 
     def _gather(self, store: TCPStore) -> None:
         """Wait until every member's ticket for an attempt later than our last equals ours."""
