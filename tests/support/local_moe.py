@@ -41,7 +41,7 @@ class LocalMoe:
         rows = hidden_TH[order // self.top_k]
         y_PH = torch.empty_like(rows)
         y_PH[order] = expert_mlp(rows, offsets, self._w13[ordinal], self._w2[ordinal])
-        y_TKH = y_PH.view(*experts_TK.shape, -1)
+        y_TKH = y_PH.view(*experts_TK.shape, hidden_TH.shape[1])
         out_TH = torch.zeros_like(hidden_TH)
         for choice in range(self.top_k):
             out_TH = out_TH + y_TKH[:, choice] * weights_TK[:, choice : choice + 1]

@@ -74,22 +74,17 @@ class ModelArchitecture:
 
 
 def load_architecture(path: str | Path) -> ModelArchitecture:
-    """Read `path`/config.json (hub layout).
+    """Read `path`/config.json (hub layout), and generation_config.json for more end tokens.
 
     Raises ModelUnreadable or ModelHasNoExperts, naming the field and its value.
     """
-    file = Path(path) / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelUnreadable(
-            f"cannot read {file}: {error.strerror}; model.path must be a folder in the hub's layout"
-        ) from error
-    except ValueError as error:
-        raise ModelUnreadable(f"{file} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelUnreadable(f"{file} holds {type(config).__name__}, expected an object")
-    return parse_architecture(config)
+    architecture = parse_architecture(_read_object(Path(path) / "config.json"))
+    generation_file = Path(path) / "generation_config.json"
+    if not generation_file.is_file():
+        return architecture
+    # Chat models name the end of a turn only there.
+    more = _token_ids(_read_object(generation_file).get("eos_token_id"))
+    return replace(architecture, eos_token_ids=architecture.eos_token_ids | more)
 
 
 def parse_architecture(config: dict[str, Any]) -> ModelArchitecture:
@@ -118,7 +113,7 @@ def parse_architecture(config: dict[str, Any]) -> ModelArchitecture:
         top_k=_positive(config, "num_experts_per_tok", 2),
         vocab_size=_positive(config, "vocab_size"),
         rope_theta=_rope_theta(config),
-        rms_eps=float(config.get("rms_norm_eps", 1e-5)),
+        rms_eps=_number(config, "rms_norm_eps", 1e-5),
         max_positions=_max_positions(config),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         dtype=_dtype_name(config.get("dtype") or config.get("torch_dtype") or "float32", "dtype"),
@@ -152,6 +147,20 @@ def kv_bytes_per_token(arch: ModelArchitecture, kv: KvConfig) -> int:
     return elements * (4 if kv_dtype(arch, kv) == "fp32" else 2)
 
 
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelUnreadable(
+            f"cannot read {file}: {error.strerror}; model.path must be a folder in the hub's layout"
+        ) from error
+    except ValueError as error:
+        raise ModelUnreadable(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelUnreadable(f"{file} holds {type(content).__name__}, expected an object")
+    return content
+
+
 def _check(arch: ModelArchitecture, config: dict[str, Any]) -> None:
     if arch.top_k > arch.num_experts:
         raise ModelUnreadable(
@@ -176,13 +185,21 @@ def _positive(config: dict[str, Any], key: str, default: int | None = None) -> i
     return value
 
 
+def _number(config: dict[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ModelUnreadable(f"config.json: {key} must be a positive number, got {value!r}")
+    return float(value)
+
+
 def _rope_theta(config: dict[str, Any]) -> float:
     """Both spellings of the hub: rope_theta, or rope_parameters with its kind."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ModelUnreadable(f"rope type {kind!r} is not supported; only 'default'")
-    return float(rope.get("rope_theta") or config.get("rope_theta") or 1e6)
+    source = rope if rope.get("rope_theta") is not None else config
+    return _number(source, "rope_theta", 1e6)
 
 
 def _max_positions(config: dict[str, Any]) -> int:
@@ -204,4 +221,7 @@ def _dtype_name(value: Any, key: str) -> DtypeName:
 def _token_ids(value: Any) -> frozenset[int]:
     if value is None:
         return frozenset()
-    return frozenset(value) if isinstance(value, list) else frozenset((value,))
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise ModelUnreadable(f"eos_token_id must be an id or a list of ids, got {value!r}")
+    return frozenset(ids)
