@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import datetime
 import itertools
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from moe_operator.settings import ClientSettings, Settings, WorkerCallSettings, 
 from moe_operator.workers import WorkerClient
 from moe_operator.workqueue import Result
 from tests.support.fake_workers import FakeWorker, Fleet
+from tests.support.worker_processes import free_network
 
 Manifest = dict[str, Any]
 MAX_PASSES = 60
@@ -47,8 +47,7 @@ class World:
         self.nodes: dict[int, str] = {}
         """Node that pods of a member are bound to; unbound pods die at once when deleted."""
         self.forgetful = False
-        # Addresses nobody else uses: a network of 127/8 for each world.
-        self._network = f"127.{100 + secrets.randbelow(150)}.{secrets.randbelow(250)}"
+        self._network = free_network()
         self._hosts = itertools.count(2)
         self._suffixes = itertools.count()
         send = connect(load_credentials(str(server.kubeconfig)))
@@ -227,8 +226,10 @@ class World:
         address = f"{self._network}.{next(self._hosts)}"
         if member in self.nodes:
             self._bind(pod, self.nodes[member])
-        worker = self.fleet.start(address, member, pod["metadata"]["uid"])
-        self.shape_workers(worker)
+        self.shape_workers(self._run(pod, address, member))
+
+    def _run(self, pod: Manifest, address: str, member: int) -> FakeWorker:
+        return self.fleet.start(address, member, pod["metadata"]["uid"])
 
     def _bind(self, pod: Manifest, node: str) -> None:
         name = pod["metadata"]["name"]
@@ -246,8 +247,11 @@ class World:
             self.api.request("DELETE", f"{path}?gracePeriodSeconds=0")
             self.fleet.kill(worker.incarnation)
 
+    def _serves(self, worker: FakeWorker) -> bool:
+        return worker.phase is WorkerPhase.SERVING and not worker.hung
+
     def _tell(self, pod: Manifest, worker: FakeWorker) -> None:
-        ready = worker.phase is WorkerPhase.SERVING and not worker.hung
+        ready = self._serves(worker)
         wanted = {
             "phase": "Running",
             "podIP": worker.address,

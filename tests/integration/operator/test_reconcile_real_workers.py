@@ -1,0 +1,104 @@
+"""The real ladder over real worker processes and a real API server; only the kubelet is played."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from devcluster.build import CHECKOUT
+from devcluster.cluster import Cluster as ApiServerInstance
+from tests.support.real_workers import RealFleet, RealWorker, RealWorld
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.processes, pytest.mark.timeout(600)]
+TINY = f"file://{CHECKOUT}/examples/tiny-moe"
+SPEC: dict[str, Any] = {
+    "model": {"uri": TINY, "servedName": "tiny"},
+    "parallelism": {"expert": 3},
+    "experts": {"redundantSlotsPerRank": 2},
+    "kvCache": {"blocks": 256},
+    "scheduler": {"maxRunning": 16},
+    "rebalancing": {"intervalSeconds": 2, "windowSeconds": 300, "cooldownSeconds": 5},
+}
+PROMPT = "def read_lines(path):\n    with open(path) as"
+
+
+@pytest.fixture
+def world(
+    custom_resources: ApiServerInstance, namespace: str, tmp_path: Path
+) -> Iterator[RealWorld]:
+    with RealFleet(tmp_path) as fleet:
+        made = RealWorld(custom_resources, namespace, fleet)
+        yield made
+        made.close()
+
+
+def ask(worker: RealWorker, prompt: str = PROMPT, max_tokens: int = 24) -> str:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    answer = worker.http.post("/v1/completions", json=body)
+    answer.raise_for_status()
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+@contextmanager
+def traffic(workers: list[RealWorker], failed: list[str]) -> Iterator[None]:
+    """One client a worker that asks without pause; what fails is told."""
+    ended = threading.Event()
+
+    def client(worker: RealWorker) -> None:
+        with httpx.Client(base_url=worker.http.base_url, timeout=60) as http:
+            while not ended.is_set():
+                body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 32, "temperature": 0}
+                try:
+                    answer = http.post("/v1/completions", json=body)
+                except httpx.TransportError as error:
+                    failed.append(f"{worker.member}: {error!r}")
+                    return
+                if answer.status_code != 200:
+                    failed.append(f"{worker.member}: {answer.status_code} {answer.text}")
+
+    threads = [threading.Thread(target=client, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(90)
+
+
+def test_answers_stay_while_experts_move_and_a_rank_dies(world: RealWorld):
+    world.create(**SPEC)
+    world.converge(world.is_ready, deadline_seconds=240)
+    workers = [world.worker(member) for member in range(3)]
+    expected = ask(workers[0])
+    assert [ask(worker) for worker in workers] == [expected] * 3
+
+    failed: list[str] = []
+    with traffic(workers, failed):
+        world.converge(
+            lambda: any(
+                d.verdict == "Applied" and d.measured_gain is not None
+                for d in world.status().decisions
+            ),
+            deadline_seconds=180,
+        )
+    assert failed == []
+    assert [ask(worker) for worker in workers] == [expected] * 3
+    [applied] = [d for d in world.status().decisions if d.verdict == "Applied"][-1:]
+    assert applied.bytes
+    assert applied.measured_stall_millis is not None
+
+    survivors = [workers[0], workers[2]]
+    with traffic(survivors, failed):
+        world.delete_pod(1)
+        world.converge(world.is_ready, deadline_seconds=240)
+    assert failed == [], "only requests of the lost rank may fail"
+    assert [ask(world.worker(member)) for member in range(3)] == [expected] * 3
