@@ -50,13 +50,22 @@ def dequantize_nvfp4(packed: Tensor, scales: Tensor, global_scale: float | Tenso
 
 
 def _e2m1_codes(ratio: Tensor) -> Tensor:
-    """Nearest E2M1 code, uint8. A midpoint goes to the even code: > where that is the lower one."""
-    size = ratio.abs()
-    index = (size > 0.25).to(torch.uint8)
-    for bound, even_above in ((0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True)):
-        index += (size >= bound) if even_above else (size > bound)
-    index += size > 5.0
-    return index | (torch.signbit(ratio).to(torch.uint8) << 3)
+    """Nearest E2M1 code, uint8, the even one at a midpoint."""
+    index = torch.bucketize(ratio.abs(), _bounds(ratio.device), out_int32=True)
+    return index.to(torch.uint8) | (torch.signbit(ratio).to(torch.uint8) << 3)
+
+
+@cache
+def _bounds(device: torch.device) -> Tensor:
+    """The largest float32 that still rounds to each index, so that index = bounds below |x|.
+
+    That is the midpoint where the lower code is even, and its neighbour below where it is odd.
+    """
+    values = torch.tensor(E2M1_VALUES, device=device)
+    midpoints = (values[1:] + values[:-1]) / 2
+    odd_below = torch.arange(len(midpoints), device=device) % 2 == 1
+    below = torch.nextafter(midpoints, torch.zeros_like(midpoints))
+    return torch.where(odd_below, below, midpoints)
 
 
 @cache

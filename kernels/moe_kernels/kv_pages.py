@@ -123,7 +123,11 @@ def _global_scales(device: torch.device) -> Tensor:
 def _gather(stored: Tensor, blocks_SB: Tensor) -> Tensor:
     """[2, S, N, B · block, X] of [blocks, 2, N, block, X], copied head by head of each block."""
     _, _, num_heads, block_size, width = stored.shape
-    heads = torch.arange(2 * num_heads, device=stored.device).view(2, 1, num_heads, 1)
-    chunks = blocks_SB[None, :, None, :] * (2 * num_heads) + heads
+    chunks = blocks_SB[None, :, None, :] * (2 * num_heads) + _heads(num_heads, stored.device)
     rows = stored.view(-1, block_size * width).index_select(0, chunks.reshape(-1))
     return rows.view(2, blocks_SB.shape[0], num_heads, blocks_SB.shape[1] * block_size, width)
+
+
+@cache
+def _heads(num_heads: int, device: torch.device) -> Tensor:
+    return torch.arange(2 * num_heads, device=device).view(2, 1, num_heads, 1)

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_kernels.kv_pages import KvFormat, KvPages, allocate_pages, append
-from moe_kernels.paged_attention import (
+from moe_kernels.attention_plan import (
     MAX_PAIRS_PER_PASS,
     MAX_SPANS_PER_PASS,
     SPAN_TOKENS,
     AttentionRows,
-    paged_attention,
     plan_attention,
 )
+from moe_kernels.kv_pages import KvFormat, KvPages, allocate_pages, append
+from moe_kernels.paged_attention import paged_attention
 
 NUM_BLOCKS = 64
 
@@ -163,7 +163,7 @@ def test_passes_stay_within_their_bounds() -> None:
         )
         assert within or part.tiles_per_span[0] == 1
         assert list(part.tiles_per_span) == sorted(part.tiles_per_span, reverse=True)
-    assert tiles == len(plan.tile_rows_UT) == 30 * 10 + 1
+    assert tiles == len(plan.tile_rows_UW) == 30 * 10 + 1
 
 
 def test_a_block_size_that_does_not_divide_a_span_is_refused() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_kernels.paged_attention import AttentionPlan, AttentionRows, plan_attention
+from moe_kernels.attention_plan import AttentionPlan, AttentionRows, plan_attention
 from moe_worker.engine.scheduler import Schedule
 
 

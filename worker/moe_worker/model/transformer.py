@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from moe_kernels import kv_pages
+from moe_kernels.attention_plan import AttentionPlan
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope, rope_table
-from moe_kernels.paged_attention import AttentionPlan, paged_attention
+from moe_kernels.paged_attention import paged_attention
 from moe_worker.model.config import ModelArchitecture
 from moe_worker.model.weights import LayerWeights, SharedWeights
 
