@@ -114,7 +114,7 @@ def _next(
         plans.num_experts(slots_LRS),
         slots_LRS.shape[2] - rules.spare_slots,
     )
-    members = [m.member for m in kept] + [_member(pod, rules) for pod in newcomers]
+    members = [_again(m, rules) for m in kept] + [_member(pod, rules) for pod in newcomers]
     after = _numbers_used(view)
     next_plan = plans.regrouped(plan, rules.leader_epoch, after, members, slots, rules.limits)
     return Regrouping(next_plan, why)
@@ -211,7 +211,13 @@ def _numbers_used(view: GroupView) -> tuple[int, int]:
 
 
 def _member(pod: PodView, rules: GroupRules) -> Member:
-    return plans.member_of(pod, rules.domains.get(pod.node or "", ()))
+    return plans.member_of(pod, rules.domains_of(pod.node))
+
+
+def _again(member: MemberView, rules: GroupRules) -> Member:
+    """A member that stays, with the domains that its node has now."""
+    node = member.pod.node if member.pod is not None else None
+    return member.member.model_copy(update={"domains": list(rules.domains_of(node))})
 
 
 def _planned(leavers: list[MemberView], newcomers: list[PodView]) -> str:

@@ -55,6 +55,12 @@ class GroupRules:
     """Per node name its topology domains, broad to narrow."""
     unready_nodes: Collection[str] = ()
 
+    def domains_of(self, node: str | None) -> Sequence[str]:
+        """Domains of a node; as many blanks for one that is not known (yet), since all members of a
+        plan are compared level by level."""
+        levels = len(next(iter(self.domains.values()), ()))
+        return self.domains.get(node or "", [""] * levels)
+
 
 @dataclass(frozen=True)
 class GroupView:

@@ -200,7 +200,18 @@ class World:
             worker = self.fleet.workers[uid]
             if "deletionTimestamp" in pod["metadata"]:
                 self._terminate(pod, worker)
-            self._tell(pod, worker)
+            if uid in self.fleet.workers:
+                self._tell(pod, worker)
+
+    def make_node(self) -> str:
+        """A node that pods can be bound to; nothing runs on it."""
+        name = f"node-{self.namespace}"
+        ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "",
+                 "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+                 "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+        self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        self.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}})
+        return name
 
     def fail_pod(self, member: int, group: int = 0) -> None:
         """Its container ends with exit code 137; the pod stays, as pods do that never restart."""
@@ -220,7 +231,8 @@ class World:
 
     def _start(self, pod: Manifest, member: int) -> None:
         if not self.fleet.token:
-            secret = self.child("secrets", names.control_secret_name("d"))
+            owner = pod["metadata"]["ownerReferences"][0]["uid"]
+            secret = self.child("secrets", names.control_secret_name("d", owner))
             assert secret is not None, "pods are made after the control secret"
             self.fleet.token = base64.b64decode(secret["data"]["token"]).decode()
         address = f"{self._network}.{next(self._hosts)}"
@@ -261,7 +273,7 @@ class World:
         }
         status = pod.get("status") or {}
         known = status.get("podIP"), _is_ready(status)
-        if worker.incarnation in self.fleet.workers and known != (worker.address, ready):
+        if known != (worker.address, ready):
             self._patch_status(pod, wanted)
 
     def _patch_status(self, pod: Manifest, status: Manifest) -> None:

@@ -160,7 +160,7 @@ def test_a_worker_that_cannot_load_is_replaced_and_the_reason_told(world: World)
 
 
 def test_a_gracefully_deleted_pod_drains_inside_the_generation_first(world: World):
-    world.nodes = {1: _node(world, "drain-node")}
+    world.nodes = {1: world.make_node()}
     world.create(**THREE)
     world.converge(world.is_ready)
     leaver = world.worker(1)
@@ -266,14 +266,3 @@ class TestOperatorReplaced:
         world.converge(lambda: world.placement() is not None and world.is_ready())
         assert generation(world) == 2
         assert world.uids() == before
-
-
-def _node(world: World, name: str) -> str:
-    """A node that pods can be bound to; nothing runs on it."""
-    unique = f"{name}-{world.namespace}"
-    ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "",
-             "lastHeartbeatTime": "2026-01-01T00:00:00Z",
-             "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
-    world.api.request("POST", "/api/v1/nodes", {"metadata": {"name": unique}})
-    world.api.patch(f"/api/v1/nodes/{unique}/status", {"status": {"conditions": [ready]}})
-    return unique

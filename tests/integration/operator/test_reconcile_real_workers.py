@@ -48,7 +48,8 @@ def ask(worker: RealWorker, prompt: str = PROMPT, max_tokens: int = 24) -> str:
 
 @contextmanager
 def traffic(workers: list[RealWorker], failed: list[str]) -> Iterator[None]:
-    """One client a worker that asks without pause; what fails is told."""
+    """One client a worker that asks without pause; what fails is told. A client goes elsewhere when
+    its worker drains."""
     ended = threading.Event()
 
     def client(worker: RealWorker) -> None:
@@ -59,6 +60,8 @@ def traffic(workers: list[RealWorker], failed: list[str]) -> Iterator[None]:
                     answer = http.post("/v1/completions", json=body)
                 except httpx.TransportError as error:
                     failed.append(f"{worker.member}: {error!r}")
+                    return
+                if answer.status_code == 503 and "drain" in answer.text:
                     return
                 if answer.status_code != 200:
                     failed.append(f"{worker.member}: {answer.status_code} {answer.text}")
@@ -102,3 +105,22 @@ def test_answers_stay_while_experts_move_and_a_rank_dies(world: RealWorld):
         world.converge(world.is_ready, deadline_seconds=240)
     assert failed == [], "only requests of the lost rank may fail"
     assert [ask(world.worker(member)) for member in range(3)] == [expected] * 3
+
+
+def test_a_pod_that_is_deleted_gracefully_fails_no_request_at_all(world: RealWorld):
+    world.nodes = {1: world.make_node()}
+    world.create(**SPEC)
+    world.converge(world.is_ready, deadline_seconds=240)
+    workers = [world.worker(member) for member in range(3)]
+    failed: list[str] = []
+    with traffic(workers, failed):
+        world.delete_pod(1, grace_seconds=70)
+        world.converge(lambda: workers[1].incarnation not in world.uids(), deadline_seconds=120)
+        world.converge(world.is_ready, deadline_seconds=240)
+    assert failed == []
+    assert workers[1].process.returncode == 0
+    assert [line for w in (workers[0], workers[2]) for line in disruptions(w)] == []
+
+
+def disruptions(worker: RealWorker) -> list[str]:
+    return [line for line in worker.log.read_text().splitlines() if "is disrupted" in line]

@@ -354,3 +354,12 @@ def test_a_half_switched_wave_counts_as_switched():
     found = plans.placed(wave, states)
     assert found.epoch == 2
     assert found.slots_LRS[0, 0].tolist() == [0, 1, 5]
+
+
+def test_members_of_a_plan_have_as_many_domains_each():
+    """Also when the levels changed since the plan before, and for a node nobody knows yet."""
+    domains = {"node0": ["z1", "n0"], "node2": ["z1", "n2"]}
+    newcomer = pod(1, waiting("n1", 1), node="node9")
+    view = with_pods(serving_group(), newcomer, gone=[1])
+    plan = decided(view, rules(domains=domains)).plan
+    assert [m.domains for m in plan.members] == [["z1", "n0"], ["z1", "n2"], ["", ""]]
