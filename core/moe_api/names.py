@@ -82,8 +82,10 @@ def config_name(deployment: str) -> str:
     return derived(deployment, "config")
 
 
-def control_secret_name(deployment: str) -> str:
-    return derived(deployment, "control")
+def control_secret_name(deployment: str, uid: str) -> str:
+    """Another name for each incarnation of the object: a node that still runs pods of a deleted
+    namesake goes on handing out the immutable secret that it remembers under their name."""
+    return derived(deployment, "control", hashlib.sha256(uid.encode()).hexdigest()[:8])
 
 
 def group_name(deployment: str, group: int) -> str:

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -144,16 +145,18 @@ def code_prompts() -> list[str]:
 
 def ask(forwards: Sequence[Forward]) -> list[str]:
     """Greedy answers of every rank to a few questions; they must not change with the placement."""
-    answers = []
-    with httpx.Client(timeout=60, trust_env=False) as client:
-        for forward in forwards:
-            for question in QUESTIONS:
-                body = {"model": DEPLOYMENT, "prompt": question, "max_tokens": 24, "temperature": 0}
-                answer = client.post(f"{forward.url()}/v1/completions", json=body)
-                if answer.status_code != 200:
-                    raise DemoError(f"{forward.target}: {answer.status_code}: {answer.text[:300]}")
-                answers.append(answer.json()["choices"][0]["text"])
-    return answers
+    asked = [(forward, question) for forward in forwards for question in QUESTIONS]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        return list(pool.map(lambda pair: _greedy_answer(*pair), asked))
+
+
+def _greedy_answer(forward: Forward, question: str) -> str:
+    body = {"model": DEPLOYMENT, "prompt": question, "max_tokens": 20, "temperature": 0}
+    reply = httpx.post(f"{forward.url()}/v1/completions", json=body, timeout=120, trust_env=False)
+    if reply.status_code != 200:
+        raise DemoError(f"{forward.target}: {reply.status_code}: {reply.text[:300]}")
+    text: str = reply.json()["choices"][0]["text"]
+    return text
 
 
 def _watch(stage: Stage, workers: Workers, when: str, wanted_noise: float) -> float:
@@ -199,10 +202,10 @@ def _recommendation(stage: Stage) -> None:
     """Wait for the dry run: what the operator would do, and why."""
     stage.kube.wait(
         "a recommended rebalance in status.decisions",
-        lambda: _decision(stage, "Recommended") is not None, SETTLE_SECONDS,
+        lambda: bool(_decisions(stage, "Recommended")), SETTLE_SECONDS,
         lambda: f"decisions: {stage.deployment().get('status', {}).get('decisions')}",
     )  # fmt: skip
-    decision = _decision(stage, "Recommended") or {}
+    decision = _decisions(stage, "Recommended")[0]
     stage.say(f"the operator recommends: {decision.get('message', '')}")
 
 
@@ -212,36 +215,32 @@ def _settle(stage: Stage, epoch_before: int) -> None:
 
     def arrived() -> bool:
         nonlocal shown
-        placement = stage.placement()
-        status = placement.get("status", {})
-        if (applied := int(status.get("appliedEpoch", 0))) > shown:
+        if (applied := int(stage.placement().get("status", {}).get("appliedEpoch", 0))) > shown:
             shown = applied
             stage.say(f"epoch {applied} in force on every rank")
-        done = _decision(stage, "Applied") is not None
-        return (
-            done and shown > epoch_before and stage.condition("Rebalancing").get("reason") == "Idle"
-        )
+        idle = stage.condition("Rebalancing").get("reason") == "Idle"
+        return bool(_decisions(stage, "Applied")) and shown > epoch_before and idle
 
     stage.kube.wait(
         "the rebalance to be applied", arrived, SETTLE_SECONDS,
         lambda: f"decisions: {stage.deployment().get('status', {}).get('decisions')}",
     )  # fmt: skip
-    decision = _decision(stage, "Applied") or {}
+    applied = _decisions(stage, "Applied")
+    stalls = [each["measuredStallMillis"] for each in applied if "measuredStallMillis" in each]
     measured = stage.measured
     measured.epoch = shown
-    measured.moves = int(decision.get("moves", 0))
-    placement = stage.deployment()["status"].get("placement", {})
-    measured.imbalance_predicted = placement.get("predictedImbalance")
-    measured.swap_stall_millis = decision.get("measuredStallMillis")
-    stage.say(
-        f"applied: {decision.get('message', '')}; {measured.moves} experts moved, "
-        f"epoch {epoch_before} → {shown}"
-    )
+    measured.moves = sum(int(each.get("moves", 0)) for each in applied)
+    measured.imbalance_predicted = stage.placement()["status"].get("imbalancePredicted")
+    measured.swap_stall_millis = max(stalls, default=None)
+    for each in reversed(applied):
+        stage.say(f"applied: {each['message']}")
+    stage.say(f"{measured.moves} experts moved while serving, epoch {epoch_before} → {shown}")
 
 
-def _decision(stage: Stage, verdict: str) -> dict[str, Any] | None:
+def _decisions(stage: Stage, verdict: str) -> list[dict[str, Any]]:
+    """Decisions with this verdict, newest first; the deployment is as young as this demo."""
     decisions = stage.deployment().get("status", {}).get("decisions", [])
-    return next((d for d in decisions if d.get("verdict") == verdict), None)
+    return [decision for decision in decisions if decision["verdict"] == verdict]
 
 
 def _first_answer_after(traffic: Traffic, since: float, victim: Forward, stage: Stage) -> float:

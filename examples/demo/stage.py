@@ -84,8 +84,9 @@ class Stage:
         return forwards
 
     def workers(self, forwards: list[Forward]) -> Workers:
-        secret = self.kube.get("secret", control_secret_name(DEPLOYMENT))
+        name = control_secret_name(DEPLOYMENT, self.deployment()["metadata"]["uid"])
+        secret = self.kube.get("secret", name)
         if secret is None:
-            raise DemoError(f"Secret {control_secret_name(DEPLOYMENT)} does not exist")
+            raise DemoError(f"Secret {name} does not exist")
         token = base64.b64decode(secret["data"][CONTROL_TOKEN_FILE]).decode()
         return Workers(forwards, token)

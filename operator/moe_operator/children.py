@@ -15,7 +15,7 @@ from moe_operator.pod_manifest import Manifest, Owner
 def control_secret(owner: Owner, token: str) -> Manifest:
     """Created once, never changed: its token opens the control API of all workers."""
     return {
-        **_head(owner, "v1", "Secret", names.control_secret_name(owner.name), "control"),
+        **_head(owner, "v1", "Secret", names.control_secret_name(owner.name, owner.uid), "control"),
         "type": "Opaque",
         "immutable": True,
         "stringData": {names.CONTROL_TOKEN_FILE: token},

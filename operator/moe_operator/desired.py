@@ -48,7 +48,7 @@ class Desired:
     @property
     def token_secret(self) -> tuple[str, str]:
         """Name and key of the Secret with the control token."""
-        return token_secret(self.owner.name, self.spec)
+        return token_secret(self.owner, self.spec)
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def desired(manifest: Mapping[str, Any], defaults: WorkerDefaults) -> Desired | 
     )
 
 
-def token_secret(name: str, spec: MoEDeploymentSpec) -> tuple[str, str]:
+def token_secret(owner: Owner, spec: MoEDeploymentSpec) -> tuple[str, str]:
     reference = spec.security.control_token_secret_ref
     if reference is not None:
         return reference.name, reference.key
-    return names.control_secret_name(name), names.CONTROL_TOKEN_FILE
+    return names.control_secret_name(owner.name, owner.uid), names.CONTROL_TOKEN_FILE
 
 
 def _hash(
@@ -100,4 +100,4 @@ def _hash(
 ) -> str:
     if not acceptance.accepted:
         return ""
-    return template_hash(owner, spec, defaults, token_secret(owner.name, spec))
+    return template_hash(owner, spec, defaults, token_secret(owner, spec))

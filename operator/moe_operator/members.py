@@ -178,5 +178,7 @@ def describe_end(pod: PodView) -> str:
     if pod.end is None:
         return ""
     code = "" if pod.end.exit_code is None else f", exit code {pod.end.exit_code}"
-    message = f": {pod.end.message}" if pod.end.message else ""
+    # Of a traceback the last line says what happened; the whole is kept as evidence.
+    words = pod.end.message.strip().splitlines() if pod.end.message else []
+    message = f": {words[-1]}" if words else ""
     return f"{pod.end.reason}{code}{message}"

@@ -122,7 +122,7 @@ def derived_names(name: str) -> list[str]:
     return [
         names.service_name(name),
         names.config_name(name),
-        names.control_secret_name(name),
+        names.control_secret_name(name, "0a1b2c3d-0000-4000-8000-000000000000"),
         names.group_name(name, 63),
         names.pod_name(name, 63, 1023, "abcde"),
     ]

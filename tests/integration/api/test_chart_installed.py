@@ -154,10 +154,11 @@ def test_rights_suffice_for_the_real_operator(
         probe_port=port,
     ) as operator:
         operator.wait_until_ready()
-        create(definitions, namespace, moe_deployment(spec={"parallelism": {"expert": 2}}))
+        manifest = moe_deployment(spec={"parallelism": {"expert": 2}})
+        uid = create(definitions, namespace, manifest)["metadata"]["uid"]
         wait_until(lambda: len(pods(definitions, namespace)) == 2, 60, "two worker pods")
         for path in (
-            f"/api/v1/namespaces/{namespace}/secrets/{names.control_secret_name('tiny')}",
+            f"/api/v1/namespaces/{namespace}/secrets/{names.control_secret_name('tiny', uid)}",
             f"/api/v1/namespaces/{namespace}/configmaps/{names.config_name('tiny')}",
             f"/api/v1/namespaces/{namespace}/services/{names.service_name('tiny')}",
         ):
