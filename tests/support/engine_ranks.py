@@ -95,7 +95,7 @@ class Running:
         self.engine.submit(request_id, prompt, params, on_event)
 
     def _keep_digests(self) -> None:
-        loaded = self.engine.loaded
+        loaded = self.engine.loader.loaded
         assert loaded is not None
         runner = loaded.runner
         if "run" in vars(runner):
@@ -187,10 +187,10 @@ def generate(
 def check_slots() -> None:
     """Every slot that the table in force names holds that expert as the checkpoint has it."""
     engine = running().engine
-    assert engine.loaded is not None
-    bank = engine.loaded.bank
+    assert engine.loader.loaded is not None
+    bank = engine.loader.loaded.bank
     for layer, slot in np.argwhere(bank.in_force_LS >= 0).tolist():
-        weights = engine._read_expert(layer, int(bank.in_force_LS[layer, slot]))
+        weights = engine.loader.read_expert(layer, int(bank.in_force_LS[layer, slot]))
         assert bool((bank.w13_LS2IH[layer][slot] == weights.w13_2IH).all()), (layer, slot)
         assert bool((bank.w2_LSHI[layer][slot] == weights.w2_HI).all()), (layer, slot)
 
@@ -203,13 +203,13 @@ def refuse_pulls() -> None:
 def rebalance_every_step(plans: Sequence[GroupPlan]) -> None:
     """From now on stage the next of these plans before every step, and wait until it is complete:
     with every rank doing so, every step begins with a switch."""
-    group = running().engine.group
+    group = running().engine.loop.group
     assert group is not None
     remaining = list(plans)
     step = group.step
 
     def step_with_switch(generation_ready: int, draining: int) -> Any:
-        if remaining and running().engine.requests and group.wave is None:
+        if remaining and running().engine.loop.tools.requests and group.wave is None:
             group.stage(remaining.pop(0), lambda: None)
             wave = group.wave
             assert wave is not None

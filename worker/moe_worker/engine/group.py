@@ -22,6 +22,7 @@ from moe_placement.migration import diff
 from moe_worker.engine.agreement import Agreement, Ballot, decide
 from moe_worker.engine.council import Council
 from moe_worker.engine.gaps import StepGaps
+from moe_worker.engine.loading import Loader
 from moe_worker.engine.observer import Observer
 from moe_worker.engine.preparation import Ready
 from moe_worker.engine.requests import Requests
@@ -30,9 +31,10 @@ from moe_worker.engine.settings import EngineSettings
 from moe_worker.engine.wave import Wave, conflict
 from moe_worker.expert.migrate import PeerWeights, Staging
 from moe_worker.expert.routing_table import RoutingTable
-from moe_worker.model.weights import ExpertWeights
 
 logger = logging.getLogger(__name__)
+
+_FIRST_VOTE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Tools:
     requests: Requests
     observer: Observer
     peers: PeerWeights
-    read_expert: Callable[[int, int], ExpertWeights]
+    loader: Loader
     scheduling: threading.Lock
     """Held while the scheduler is used: requests come from other threads."""
     news: threading.Event
@@ -116,7 +118,7 @@ class Group:
             addresses=[member.address for member in self.plan.members],
             in_force=(self.plan.generation, self.plan.epoch),
             bank=self._loaded.bank,
-            read_checkpoint=self._tools.read_expert,
+            read_checkpoint=self._tools.loader.read_expert,
             peers=self._tools.peers,
             max_bytes_per_second=plan.limits.max_bytes_per_second,
             wait=wave.called_off.wait,
@@ -176,7 +178,7 @@ class Group:
             draining=draining,
         )
         # Members come to the first step from different places: the others' old group, a load.
-        patience = max(FIRST_VOTE_SECONDS, self._tools.settings.config.operation_timeout_seconds)
+        patience = max(_FIRST_VOTE_SECONDS, self._tools.settings.config.operation_timeout_seconds)
         votes = self._council.vote(ballot, None if self.num_steps else patience)
         self.num_steps += 1
         return decide(votes)
@@ -249,6 +251,3 @@ class Group:
                 with self._tools.scheduling:
                     self._loaded.scheduler.abort(entry.seq.request_id)
                 self._tools.requests.finish(entry.seq.request_id, "error", str(error))
-
-
-FIRST_VOTE_SECONDS = 15.0

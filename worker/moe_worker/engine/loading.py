@@ -7,21 +7,23 @@ slots; the engine steps with the result.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 from moe_api.plan import SlotsLRS
-from moe_api.worker import WorkerConfig
 from moe_worker.engine.blocks import BlockPool
 from moe_worker.engine.kv import KvCache, plan_blocks
+from moe_worker.engine.memory import memory_limit_bytes
 from moe_worker.engine.runner import Runner
 from moe_worker.engine.scheduler import Scheduler, SchedulerLimits
+from moe_worker.engine.settings import EngineSettings
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import DispatchShape, buffer_bytes
 from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
 from moe_worker.model.config import ModelArchitecture
 from moe_worker.model.transformer import Transformer
-from moe_worker.model.weights import Checkpoint
+from moe_worker.model.weights import Checkpoint, ExpertWeights
 
 SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN = 4 * 16
 """Activations of a step: some sixteen float32 rows of the hidden size are alive at a time."""
@@ -39,62 +41,93 @@ class Loaded:
     max_model_len: int
 
 
-def load(
-    config: WorkerConfig,
-    arch: ModelArchitecture,
-    checkpoint: Checkpoint,
-    slots_LRS: SlotsLRS,
-    member: int,
-    memory_bytes: int,
-    tokens_per_round: int,
-) -> Loaded:
-    """Shared weights read, slots and cache allocated; no expert is loaded yet.
+class Loader:
+    """The model's files and what has been loaded of them; `load` works once."""
 
-    Raises:
-        KvDoesNotFit: the cache and the memory do not go together, with the numbers.
-        ModelUnreadable, OSError: the checkpoint cannot be read.
-    """
-    num_layers, num_ranks, num_slots = slots_LRS.shape
-    shared = checkpoint.load_shared(config.device)
-    bank = ExpertBank(
-        num_layers, num_slots, arch.intermediate, arch.hidden, checkpoint.dtype, config.device
-    )
-    shape = dispatch_shape(arch, checkpoint, num_slots, tokens_per_round)
-    reserved_bytes = (
-        shared.num_bytes
-        + num_layers * num_slots * bank.bytes_per_expert
-        + buffer_bytes(shape, num_ranks)
-        + config.scheduler.max_batched_tokens * arch.hidden * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
-        + (PROCESS_BYTES if config.device == "cpu" else 0)
-    )
-    size = plan_blocks(
-        arch,
-        config.kv,
-        memory_bytes=memory_bytes,
-        reserved_bytes=reserved_bytes,
-        max_running=config.scheduler.max_running,
-        max_model_len=config.model.max_model_len,
-    )
-    cache = KvCache.allocate(arch, config.kv, size.num_blocks, config.device)
-    limits = SchedulerLimits(
-        max_running=config.scheduler.max_running,
-        max_batched_tokens=config.scheduler.max_batched_tokens,
-        max_queued=config.scheduler.max_queued,
-        max_model_len=size.max_model_len,
-        block_size=config.kv.block_size,
-    )
-    counters = LoadCounters(num_layers, arch.num_experts, num_slots)
-    return Loaded(
-        runner=Runner(Transformer(arch, shared), cache),
-        scheduler=Scheduler(limits, BlockPool(size.num_blocks)),
-        bank=bank,
-        counters=counters,
-        layers=ExpertLayers(bank, counters, arch.top_k, arch.router.renorm, shift=member),
-        max_model_len=size.max_model_len,
-    )
+    def __init__(
+        self, settings: EngineSettings, arch: ModelArchitecture, checkpoint: Checkpoint
+    ) -> None:
+        self.arch = arch
+        self.loaded: Loaded | None = None
+        self._settings, self._checkpoint = settings, checkpoint
+        self._lock = threading.Lock()
 
+    @property
+    def credentials(self) -> str:
+        """What members must have in common to understand each other's bytes."""
+        return (
+            f"{self.arch.hidden}/{self.arch.top_k}/{self._checkpoint.dtype}/"
+            f"{self._settings.tokens_per_round}"
+        )
 
-def dispatch_shape(
-    arch: ModelArchitecture, checkpoint: Checkpoint, num_slots: int, tokens_per_round: int
-) -> DispatchShape:
-    return DispatchShape(arch.hidden, arch.top_k, num_slots, checkpoint.dtype, tokens_per_round)
+    def read_expert(self, layer: int, expert: int) -> ExpertWeights:
+        """An expert of MoE layer `layer` (ordinal), from the checkpoint."""
+        device = self._settings.config.device
+        return self._checkpoint.read_expert(self.arch.moe_layers[layer], expert, device)
+
+    def dispatch_shape(self, num_slots: int) -> DispatchShape:
+        return DispatchShape(
+            self.arch.hidden,
+            self.arch.top_k,
+            num_slots,
+            self._checkpoint.dtype,
+            self._settings.tokens_per_round,
+        )
+
+    def load(self, slots_LRS: SlotsLRS) -> Loaded:
+        """What is loaded, or load it for a plan's slots: shared weights read, slots and cache
+        allocated, no expert in them yet.
+
+        Raises:
+            KvDoesNotFit: the cache and the memory do not go together, with the numbers.
+            ModelUnreadable, OSError: the checkpoint cannot be read.
+        """
+        # A preparation that was called off may still be loading: its successor waits for it.
+        with self._lock:
+            if self.loaded is None:
+                self.loaded = self._load(*slots_LRS.shape)
+            return self.loaded
+
+    def _load(self, num_layers: int, num_ranks: int, num_slots: int) -> Loaded:
+        arch, config, device = self.arch, self._settings.config, self._settings.config.device
+        shared = self._checkpoint.load_shared(device)
+        bank = ExpertBank(
+            num_layers, num_slots, arch.intermediate, arch.hidden, self._checkpoint.dtype, device
+        )
+        limits = config.scheduler
+        reserved_bytes = (
+            shared.num_bytes
+            + num_layers * num_slots * bank.bytes_per_expert
+            + buffer_bytes(self.dispatch_shape(num_slots), num_ranks)
+            + limits.max_batched_tokens * arch.hidden * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
+            + (PROCESS_BYTES if device == "cpu" else 0)
+        )
+        size = plan_blocks(
+            arch,
+            config.kv,
+            memory_bytes=self._settings.memory_bytes or memory_limit_bytes(),
+            reserved_bytes=reserved_bytes,
+            max_running=limits.max_running,
+            max_model_len=config.model.max_model_len,
+        )
+        cache = KvCache.allocate(arch, config.kv, size.num_blocks, device)
+        scheduler = Scheduler(
+            SchedulerLimits(
+                max_running=limits.max_running,
+                max_batched_tokens=limits.max_batched_tokens,
+                max_queued=limits.max_queued,
+                max_model_len=size.max_model_len,
+                block_size=config.kv.block_size,
+            ),
+            BlockPool(size.num_blocks),
+        )
+        counters = LoadCounters(num_layers, arch.num_experts, num_slots)
+        shift = self._settings.member
+        return Loaded(
+            runner=Runner(Transformer(arch, shared), cache),
+            scheduler=scheduler,
+            bank=bank,
+            counters=counters,
+            layers=ExpertLayers(bank, counters, arch.top_k, arch.router.renorm, shift),
+            max_model_len=size.max_model_len,
+        )

@@ -19,34 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_api.plan import GroupPlan, SlotsLRS
-from moe_worker.engine.loading import Loaded
+from moe_worker.engine.loading import Loaded, Loader
 from moe_worker.engine.observer import Observer, Scope
 from moe_worker.expert.bank import ExpertBank
-from moe_worker.expert.dispatch import Dispatcher, DispatchShape
+from moe_worker.expert.dispatch import Dispatcher
 from moe_worker.expert.exchange import Exchange
 from moe_worker.expert.routing_table import RoutingTable
 from moe_worker.membership import Cancelled, Missing, Rendezvous, RendezvousSettings
 from moe_worker.model.weights import ExpertWeights
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """What a preparation needs from its engine."""
-
-    loaded: Callable[[SlotsLRS], Loaded]
-    """What is loaded, or loads it for a plan's slots."""
-    read_expert: Callable[[int, int], ExpertWeights]
-    """(MoE layer ordinal, expert) from the checkpoint."""
-    shape: Callable[[int], DispatchShape]
-    """Number of slots a rank → how tokens are dispatched."""
-    num_experts: int
-    rendezvous: RendezvousSettings
-    credentials: str
-    """What all members must have in common besides the plan."""
-    observer: Observer
-    on_progress: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -67,8 +49,18 @@ class Ready:
 class Preparation:
     """One plan's preparation on one rank, in a thread of its own."""
 
-    def __init__(self, plan: GroupPlan, rank: int, workshop: Workshop) -> None:
-        self.plan, self.rank, self._workshop = plan, rank, workshop
+    def __init__(
+        self,
+        plan: GroupPlan,
+        rank: int,
+        loader: Loader,
+        rendezvous: RendezvousSettings,
+        observer: Observer,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.plan, self.rank = plan, rank
+        self._loader, self._rendezvous, self._observer = loader, rendezvous, observer
+        self._on_progress = on_progress
         self._lock = threading.Lock()
         self._called_off = threading.Event()
         self._ready: Ready | None = None
@@ -127,31 +119,31 @@ class Preparation:
             # Handed to the engine, which reports it: a thread has nobody above it.
             logger.exception("generation %d cannot be prepared", self.plan.generation)
             self.failure = error
-            self._workshop.on_progress()
+            self._on_progress()
             return
         with self._lock:
             if not self._called_off.is_set():
                 self._ready = ready
         if self._ready is None:
             ready.exchange.close()
-        self._workshop.on_progress()
+        self._on_progress()
 
     def _prepare(self) -> Ready:
         slots_LRS = self.plan.slots()
-        loaded = self._workshop.loaded(slots_LRS)
+        loaded = self._loader.load(slots_LRS)
         waiting = self._bring_experts(slots_LRS, loaded.bank)
         table = RoutingTable.build(
-            slots_LRS, self.plan.fractions(), self._workshop.num_experts, loaded.bank.device
+            slots_LRS, self.plan.fractions(), self._loader.arch.num_experts, loaded.bank.device
         )
         self.prepared = True
-        self._workshop.on_progress()
+        self._on_progress()
         exchange = Rendezvous(
-            self.plan, self.rank, self._workshop.rendezvous, self._workshop.credentials,
+            self.plan, self.rank, self._rendezvous, self._loader.credentials,
             self._called_off.wait, self._report,
         ).run()  # fmt: skip
         dispatcher = Dispatcher(
-            exchange, self._workshop.shape(slots_LRS.shape[2]), loaded.bank.device,
-            self._workshop.observer, scopes(self.plan, self.rank),
+            exchange, self._loader.dispatch_shape(slots_LRS.shape[2]), loaded.bank.device,
+            self._observer, scopes(self.plan, self.rank),
         )  # fmt: skip
         return Ready(
             self.plan, self.rank, slots_LRS, loaded, tuple(waiting), table, exchange, dispatcher
@@ -172,7 +164,7 @@ class Preparation:
             if len(elsewhere):
                 weights = bank.weights_at(layer, int(elsewhere[0]))
             else:
-                weights = self._workshop.read_expert(layer, expert)
+                weights = self._loader.read_expert(layer, expert)
             if is_room and held_LS[layer, slot] < 0:
                 bank.write(layer, slot, weights, lambda: not self._called_off.is_set())
             else:
@@ -185,7 +177,7 @@ class Preparation:
         self._missing = missing
         if missing.failed:
             self._failed_members.update(missing.member_ids)
-        self._workshop.on_progress()
+        self._on_progress()
 
 
 def scopes(plan: GroupPlan, own_rank: int) -> list[Scope]:

@@ -5,68 +5,66 @@ Nothing is counted here; every figure is read from where it lives.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from moe_api.load import LoadReport
 from moe_api.worker import WorkerState
+from moe_worker.engine.loop import EngineLoop
+from moe_worker.engine.settings import EngineSettings
 from moe_worker.expert.bank import SlotsLS
 from moe_worker.model import config as model_config
-
-if TYPE_CHECKING:
-    from moe_worker.engine.engine import Engine
 
 _CONSISTENT_READS = 5
 
 
-def worker_state(engine: Engine, now_seconds: float) -> WorkerState:
-    group, preparation, loaded = engine.group, engine.preparation, engine.loaded
-    plan = group.plan if group is not None else engine.broken
+def worker_state(settings: EngineSettings, loop: EngineLoop, now_seconds: float) -> WorkerState:
+    group, preparation, loader = loop.group, loop.preparation, loop.tools.loader
+    loaded, failure = loader.loaded, loop.failure
+    plan = group.plan if group is not None else loop.broken
     generation = plan.generation if plan is not None else 0
     applied_epoch = plan.epoch if plan is not None else 0
     wave = group.wave if group is not None else None
-    failure, scheduler = engine.failure, loaded.scheduler if loaded is not None else None
-    is_prepared = preparation is not None and preparation.prepared
-    grace = engine.settings.missing_grace_seconds
+    migration = wave.state() if wave is not None else group.migration if group else None
+    scheduler = loaded.scheduler if loaded is not None else None
+    prepared, missing, waiting_for = generation, list[int](), None
+    if preparation is not None:
+        prepared = preparation.plan.generation if preparation.prepared else generation
+        missing = preparation.missing_members(now_seconds, settings.missing_grace_seconds)
+        waiting_for = preparation.message
     return WorkerState(
-        incarnation=engine.settings.incarnation,
-        member=engine.settings.member,
-        phase=engine.phase,
-        model=model_config.shape(engine.arch, engine.settings.config.kv),
+        incarnation=settings.incarnation,
+        member=settings.member,
+        phase=loop.phase,
+        model=model_config.shape(loader.arch, settings.config.kv),
         generation=generation,
         applied_epoch=applied_epoch,
         staged_epoch=wave.epoch if wave is not None and wave.complete else applied_epoch,
         abandoned_epoch=group.abandoned_epoch if group is not None else 0,
-        prepared_generation=(
-            preparation.plan.generation if preparation is not None and is_prepared else generation
-        ),
+        prepared_generation=prepared,
         slots=slots_text(loaded.bank.in_force_LS) if loaded is not None else None,
-        migration=(
-            wave.state() if wave is not None else group.migration if group is not None else None
-        ),
-        missing_members=(
-            preparation.missing_members(now_seconds, grace) if preparation is not None else []
-        ),
-        suspects=engine.suspects,
+        migration=migration,
+        missing_members=missing,
+        suspects=loop.suspects,
         requests_running=scheduler.num_running if scheduler is not None else 0,
         requests_waiting=scheduler.num_waiting if scheduler is not None else 0,
         kv_blocks_used=scheduler.blocks.num_used if scheduler is not None else 0,
         kv_blocks_total=scheduler.blocks.num_blocks if scheduler is not None else 0,
-        last_error=(preparation.message if preparation is not None else None) or engine.last_error,
+        last_error=waiting_for or loop.last_error,
         error_reason=failure.reason if failure is not None else None,
     )
 
 
-def load_report(engine: Engine, now_seconds: float) -> LoadReport:
+def load_report(settings: EngineSettings, loop: EngineLoop, now_seconds: float) -> LoadReport:
     """Counters with the plan under which they were read."""
+    loaded = loop.tools.loader.loaded
     for _ in range(_CONSISTENT_READS):
-        plan, loaded, group = engine.plan, engine.loaded, engine.group
+        group = loop.group
+        plan = group.plan if group is not None else loop.broken
         counts = loaded.counters.snapshot() if loaded is not None else None
-        if engine.plan is plan:
+        if loop.group is group and (group is None or group.plan is plan):
             break
     gaps = group.gaps if group is not None else None
     return LoadReport(
-        incarnation=engine.settings.incarnation,
-        member=engine.settings.member,
+        incarnation=settings.incarnation,
+        member=settings.member,
         generation=plan.generation if plan is not None else 0,
         epoch=plan.epoch if plan is not None else 0,
         monotonic_seconds=now_seconds,
