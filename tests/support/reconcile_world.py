@@ -161,6 +161,13 @@ class World:
     def child(self, plural: str, name: str) -> Manifest | None:
         return self.find(f"{self._path(plural)}/{name}")
 
+    def secret(self, name: str = "d") -> Manifest | None:
+        """The control secret that the operator made."""
+        query = f"labelSelector={names.LABEL_DEPLOYMENT}%3D{name}"
+        found: list[Manifest] = self.api.get(f"{self._path('secrets')}?{query}")["items"]
+        assert len(found) <= 1, "it is made once"
+        return found[0] if found else None
+
     def budget(self, group: int = 0, name: str = "d") -> int:
         path = f"/apis/policy/v1/namespaces/{self.namespace}/poddisruptionbudgets"
         found = self.find(f"{path}/{names.group_name(name, group)}")
@@ -231,8 +238,7 @@ class World:
 
     def _start(self, pod: Manifest, member: int) -> None:
         if not self.fleet.token:
-            owner = pod["metadata"]["ownerReferences"][0]["uid"]
-            secret = self.child("secrets", names.control_secret_name("d", owner))
+            secret = self.secret()
             assert secret is not None, "pods are made after the control secret"
             self.fleet.token = base64.b64decode(secret["data"]["token"]).decode()
         address = f"{self._network}.{next(self._hosts)}"

@@ -42,8 +42,7 @@ def test_survivors_serve_on_and_the_lost_rank_is_replaced_exactly_once(
     assert generation(world) == 2, "the first pass after the loss gives the survivors their plan"
     assert [m for m, _ in members(world)] == [0, 2]
     assert {world.worker(m).phase for m in (0, 2)} == {WorkerPhase.SERVING}
-    world.one_pass()
-    assert world.condition("Degraded") == ("True", "ServingWithSurvivors")
+    world.converge(lambda: world.condition("Degraded") == ("True", "ServingWithSurvivors"))
     assert world.condition("Ready") == ("False", "GroupsNotReady")
     world.converge(world.is_ready)
     after = world.uids()
@@ -111,8 +110,8 @@ def test_a_worker_that_is_slow_to_answer_once_is_not_lost(world: World):
     world.one_pass()
     slow.hung = False
     world.one_pass()
+    world.converge(world.is_ready)
     assert generation(world) == 1
-    assert world.is_ready()
 
 
 def test_a_failed_pod_leaves_evidence_and_a_count(world: World):

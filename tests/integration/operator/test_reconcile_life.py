@@ -61,7 +61,7 @@ def test_what_a_deployment_owns(world: World):
     service = world.child("services", "d")
     assert service is not None
     assert [port["name"] for port in service["spec"]["ports"]] == ["http"]
-    children = [config, service, world.child("secrets", "d-control"), world.placement()]
+    children = [config, service, world.secret(), world.placement()]
     for child in [*children, *world.pods()]:
         assert child is not None
         [reference] = child["metadata"]["ownerReferences"]
@@ -124,10 +124,9 @@ def test_scaling_up_and_down_leaves_the_first_group_alone(world: World):
     assert world.condition("Progressing") == ("True", "ScalingDown")
     world.worker(0, group=1).running = 0
     world.converge(lambda: not world.pods(1) and world.placement(1) is None)
-    world.converge(world.is_ready)
+    world.converge(lambda: world.status().replicas == 1 and world.is_ready())
     assert world.uids(0) == first
     assert world.placement()["spec"]["epoch"] == fence  # type: ignore[index]
-    assert world.status().replicas == 1
 
 
 def test_policies_never_touch_a_pod(world: World):
@@ -258,7 +257,7 @@ def test_deleting_the_deployment_removes_everything_without_the_operator(world: 
     world.delete(names.DEPLOYMENT_PLURAL, "d")
 
     def nothing_left() -> bool:
-        kinds = [world.child("configmaps", "d-config"), world.child("secrets", "d-control"),
+        kinds = [world.child("configmaps", "d-config"), world.secret(),
                  world.child("services", "d"), world.placement()]  # fmt: skip
         return not world.pods() and not any(kinds)
 
