@@ -105,7 +105,8 @@ class World:
                 assert time.monotonic() < deadline, "the API server is not available"
                 time.sleep(0.05)
                 continue
-            self.now += result.requeue_after_seconds or 1.0
+            # At least the time between two writes, so that every pass may tell what it saw.
+            self.now += max(result.requeue_after_seconds or 0.0, 1.0)
             return result
 
     def converge(self, done: Callable[[], object], name: str = "d") -> None:
