@@ -174,9 +174,9 @@ class Decision(ObservedBlock):
     """One answer to the question whether to move experts, with its reason."""
 
     time: Timestamp
-    """When it was decided; kept when the same is only decided again."""
+    """When it was decided first; kept when the same is only decided again."""
     since: Timestamp | None = None
-    """When this verdict with this reason was given first, without another in between."""
+    """When the count was brought up to date last; once a minute."""
     count: Count = 1
     """How many times in a row this verdict and reason were given."""
     group: Name

@@ -20,6 +20,7 @@ from moe_operator.ages import Ages as SeenAges
 from moe_operator.apply import apply_child, remove_child
 from moe_operator.context import Context, Key
 from moe_operator.control_token import control_token
+from moe_operator.decisions import Repeats
 from moe_operator.desired import Desired, Unreadable, desired
 from moe_operator.disruption import min_available
 from moe_operator.evidence import Loss, gather
@@ -176,7 +177,11 @@ def tell(ctx: Context, report: Report) -> float | None:
         failure, new = gather(ctx, wish, outcome, now)
         failures[outcome.view.index] = failure
         losses += new
-    decided = [record for group in report.groups for record in group.records]
+    decided = ctx.memory.of(wish.key, "repeats", Repeats).due(
+        wish.previous.decisions,
+        [record for group in report.groups for record in group.records],
+        ctx.clock.monotonic(),
+    )
     told = status.deployment_status(report, failures, decided, now)
     too_early = status.write(ctx, wish, told)
     if too_early is None:

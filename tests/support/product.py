@@ -25,6 +25,7 @@ from tests.support.manifests import merged, moe_deployment
 OPERATOR_NAMESPACE = "moe-system"
 READY_SECONDS = 180.0
 SMALL = {
+    "model": {"uri": f"file://{chart.MODEL_MOUNT}", "servedName": "tiny-moe"},
     "kvCache": {"blocks": 256},
     "scheduler": {"maxRunning": 8, "maxBatchedTokens": 128},
     "worker": {"resources": {"requests": {"cpu": "50m", "memory": "256Mi"}}},

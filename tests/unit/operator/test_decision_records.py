@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moe_api.status import MAX_DECISIONS, Decision
-from moe_operator.decisions import recorded
+from moe_operator.decisions import REPEAT_SECONDS, Repeats, recorded
 
 
 def decision(verdict: Any, reason: str = "R", time: str = "t1", **more: Any) -> Decision:
@@ -55,3 +55,19 @@ def test_the_list_is_bounded():
     for number in range(30):
         known = recorded(known, [decision("Skipped", f"R{number}")])
     assert [d.reason for d in known] == [f"R{29 - i}" for i in range(MAX_DECISIONS)]
+
+
+def test_f03_a_repeated_decision_is_told_once_a_minute_with_the_whole_count():
+    known, repeats = recorded([], [decision("Skipped")]), Repeats()
+    for second in range(int(REPEAT_SECONDS)):
+        assert repeats.due(known, [decision("Skipped", time="t2")], float(second)) == []
+    due = repeats.due(known, [decision("Skipped", time="t3")], REPEAT_SECONDS)
+    [told] = recorded(known, due)
+    assert (told.count, told.since) == (1 + REPEAT_SECONDS + 1, "t3")
+
+
+def test_a_new_decision_is_told_at_once():
+    known, repeats = recorded([], [decision("Skipped")]), Repeats()
+    repeats.due(known, [decision("Skipped")], 0.0)
+    for new in (decision("Applied"), decision("Skipped", "Other"), decision("Aborted")):
+        assert repeats.due(known, [new], 1.0) == [new]
