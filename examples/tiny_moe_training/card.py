@@ -63,12 +63,13 @@ def _architecture(metrics: dict[str, Any]) -> str:
     return f"""\
 ## Architecture
 
-`MixtralForCausalLM`: {metrics["parameters"]:,} parameters in BF16, {c.num_hidden_layers} layers,
-hidden {c.hidden_size}, {c.num_attention_heads} heads of {c.head_dim} with
-{c.num_key_value_heads} KV heads, {c.num_local_experts} experts of {c.intermediate_size},
-{c.num_experts_per_tok} per token; byte-level BPE of {c.vocab_size} tokens; trained on sequences of
-{metrics["training"]["sequence_tokens"]} tokens (longer ones get worse), positions up to
-{c.max_position_embeddings}.
+* `MixtralForCausalLM`, {metrics["parameters"]:,} parameters in BF16
+* {c.num_hidden_layers} layers, hidden size {c.hidden_size}
+* {c.num_attention_heads} attention heads of {c.head_dim}, {c.num_key_value_heads} KV heads
+* {c.num_local_experts} experts of width {c.intermediate_size}, {c.num_experts_per_tok} per token
+* byte-level BPE of {c.vocab_size} tokens
+* trained on sequences of {metrics["training"]["sequence_tokens"]} tokens (longer ones get worse),
+  positions up to {c.max_position_embeddings}
 
 Chat: `<|user|>`, `<|assistant|>`, and `<|end|>` after each turn, which is also the end-of-text
 token (see `chat_template` in `tokenizer_config.json`). A text begins best after an `<|end|>`.
@@ -107,7 +108,11 @@ def _measures(metrics: dict[str, Any]) -> str:
 
 
 def _samples(metrics: dict[str, Any]) -> str:
-    lines = ["## Samples\n", "Greedy, the continuation after `⏵`.\n"]
+    lines = [
+        "## Samples\n",
+        "Greedy, the continuation after `⏵`; greedy answers soon repeat themselves. A prompt\n"
+        "should not end in white space: the tokens of an indentation hold its line break too.\n",
+    ]
     for sample in _shown(metrics["samples"]):
         end = "<|end|>" if sample["ended"] else " …"
         lines += ["```text", f"{sample['prompt']}⏵{sample['answer']}{end}", "```\n"]
@@ -125,8 +130,8 @@ def _shown(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _training(metrics: dict[str, Any]) -> str:
     t = metrics["training"]
     method = (
-        f"the auxiliary loss E·Σ fᵢ·Pᵢ times {t['auxiliary_coefficient']}, which is low: experts "
-        "may\nspecialise, so that one kind of traffic loads few of them"
+        f"the auxiliary loss E·Σ fᵢ·Pᵢ times {t['auxiliary_coefficient']}, which is low: experts\n"
+        "  may specialise, so that one kind of traffic loads few of them"
         if t["balancing"] == "loss"
         else f"a bias on the router logits, step {t['bias_step']}, faded out before the end"
     )
@@ -134,10 +139,13 @@ def _training(metrics: dict[str, Any]) -> str:
     return f"""\
 ## Training
 
-`examples/train_tiny_moe.py`, seed {t["seed"]}: {t["steps"]} steps of {t["batch_sequences"]} ×
-{t["sequence_tokens"]} tokens ({tokens / 1e6:.1f} million), AdamW, highest learning rate
-{t["learning_rate"]}, noise {t["router_noise"]} on the router logits, balanced by
-{method}.
+`examples/train_tiny_moe.py`, seed {t["seed"]}:
+
+* {t["steps"]} steps of {t["batch_sequences"]} × {t["sequence_tokens"]} tokens, together
+  {tokens / 1e6:.1f} million
+* AdamW, highest learning rate {t["learning_rate"]}
+* noise on the router logits: {t["router_noise"]}
+* balanced by {method}
 """
 
 
