@@ -132,7 +132,10 @@ def _create(ctx: Context, wish: Desired, action: CreatePod) -> list[str]:
 
 
 def _delete_group(ctx: Context, wish: Desired, group: int) -> None:
-    name = names.group_name(wish.owner.name, group)
+    name = wish.group_name(group)
+    for note in ("balance", "announced"):
+        by_group: dict[int, object] = ctx.memory.of(wish.key, note, dict)
+        by_group.pop(group, None)
     for kind in ("PodDisruptionBudget", names.PLACEMENT_KIND):
         found = ctx.cluster.get(kind, wish.owner.namespace, name)
         if found is not None:

@@ -34,6 +34,15 @@ def min_available(
     return count - 1 if on_cordoned else count
 
 
+def interrupted(outcome: GroupOutcome, rules: GroupRules, cordoned: Collection[str]) -> str:
+    """What a drain that has begun will do to a group that cannot lose a rank; empty if nothing."""
+    serving = [m for m in outcome.members if m.state is MemberState.SERVING]
+    at_risk = [m.pod.node for m in serving if m.pod is not None and m.pod.node in cordoned]
+    if outcome.plan is None or not at_risk or _survives(outcome, rules, len(serving)):
+        return ""
+    return f"draining node {at_risk[0]} interrupts the group: the others cannot hold every expert"
+
+
 def _survives(outcome: GroupOutcome, rules: GroupRules, count: int) -> bool:
     assert outcome.plan is not None, "a serving group has a plan"
     slots_LRS = outcome.plan.slots()

@@ -16,6 +16,7 @@ from moe_operator.groups import GroupOutcome
 from moe_operator.members import MemberState
 from moe_operator.pods import PodView
 from moe_operator.rules import Intent
+from moe_operator.texts import cut
 
 LOG_LINES = 20
 MAX_LOG_CHARACTERS = 4096
@@ -83,7 +84,7 @@ def _failure(loss: Loss, log: str, now: str) -> Failure:
         member=loss.member,
         pod=loss.pod_name,
         uid=loss.uid,
-        reason=_reason(pod),
+        reason=cut(_reason(pod), 128),
         exit_code=None if end is None else end.exit_code,
         last_state="" if state is None else state.phase.value,
         log=log[-MAX_LOG_CHARACTERS:],

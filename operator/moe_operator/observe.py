@@ -56,6 +56,10 @@ class Observation:
         ready = {node.name for node in self.nodes.values() if node.ready}
         return frozenset(named | set(self.nodes)) - ready
 
+    @property
+    def cordoned_nodes(self) -> frozenset[str]:
+        return frozenset(node.name for node in self.nodes.values() if node.cordoned)
+
     def levels(self, topology: Topology) -> LevelsFound:
         return find_levels(topology, [node.labels for node in self.nodes.values()])
 

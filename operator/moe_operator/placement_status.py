@@ -17,6 +17,7 @@ from moe_operator.coverage import CountsLE, expert_copies
 from moe_operator.members import in_force
 from moe_operator.rebalance import Rebalance
 from moe_operator.report import Report
+from moe_operator.texts import cut
 
 DIGITS = 3
 
@@ -63,7 +64,7 @@ def expert_placement_status(
                 moves_total=state.migration.moves_total if state.migration else 0,
                 bytes=state.migration.bytes if state.migration else 0,
                 stall_millis=state.migration.stall_millis if state.migration else None,
-                error=state.migration.error if state.migration else None,
+                error=cut(state.migration.error) if state.migration else None,
             )
             for member, state in sorted(states.items())
             if state is not None
@@ -77,7 +78,7 @@ def expert_placement_status(
             "moves": trip.figures.moves,
             "bytes": trip.bytes,
             "stall_millis": None if trip.stall_millis is None else round(trip.stall_millis, 1),
-            "message": trip.message,
+            "message": cut(trip.message),
         }
     return previous.model_copy(update=update)
 

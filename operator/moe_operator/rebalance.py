@@ -25,6 +25,7 @@ from moe_operator.groups import GroupOutcome
 from moe_operator.members import MemberState
 from moe_operator.plans import Placed
 from moe_operator.rules import Ages
+from moe_operator.texts import cut
 from moe_operator.timestamps import timestamp
 from moe_placement import migration, score
 from moe_placement.decide import Decision, Mode, Policy, Verdict, Walk, decide
@@ -148,8 +149,10 @@ def _arrive(
             group=wish.group_name(plan.group),
             verdict="Aborted",
             reason="WaveAbandoned",
-            message=f"epoch {plan.epoch} was abandoned, epoch {current.epoch} stays in force"
-            + (f": {errors[0]}" if errors else ""),
+            message=cut(
+                f"epoch {plan.epoch} was abandoned, epoch {current.epoch} stays in force"
+                + (f": {errors[0]}" if errors else "")
+            ),
         )
         # The next interval plans from what is in force.
         ended = replace(
@@ -237,7 +240,7 @@ def _refusal_record(
         reason=decision.reason,
         predicted_gain=None if figures is None else round(figures.gain, 4),
         moves=None if figures is None else figures.moves,
-        message=decision.message,
+        message=cut(decision.message),
     )
 
 
@@ -257,5 +260,5 @@ def _trip_record(wish: Desired, balance: Balance, group: int) -> DecisionStatus 
         bytes=trip.bytes or None,
         measured_gain=None if gain is None else round(gain, 3),
         measured_stall_millis=None if stall is None else round(stall, 1),
-        message=trip.message,
+        message=cut(trip.message),
     )

@@ -22,7 +22,7 @@ from moe_operator.context import Context, Key
 from moe_operator.control_token import control_token
 from moe_operator.decisions import Repeats
 from moe_operator.desired import Desired, Unreadable, desired
-from moe_operator.disruption import min_available
+from moe_operator.disruption import interrupted, min_available
 from moe_operator.evidence import Loss, gather
 from moe_operator.groups import GroupOutcome, decide_group
 from moe_operator.members import MemberState
@@ -79,7 +79,7 @@ def read(ctx: Context, key: Key) -> Desired | Unreadable | None:
     """The deployment as it is now; None when it is gone or going: its children go by themselves."""
     manifest = ctx.cluster.get_deployment(key.namespace, key.name)
     if manifest is None or "deletionTimestamp" in manifest["metadata"]:
-        ctx.memory.forget(key)
+        _forget(ctx, key)
         return None
     uid = manifest["metadata"]["uid"]
     if ctx.memory.of(key, "uid", lambda: uid) != uid:  # another object of the same name
@@ -156,7 +156,7 @@ def apply_children(
     if wish.acceptance.accepted:
         apply_child(ctx, key, children.config_map(owner, worker_config(owner.name, wish.spec)))
         apply_child(ctx, key, children.service(owner))
-    cordoned = {node.name for node in seen.nodes.values() if node.cordoned}
+    cordoned = seen.cordoned_nodes
     for outcome in outcomes:
         group = outcome.view.index
         if outcome.intent is Intent.REMOVE:
@@ -187,6 +187,7 @@ def tell(ctx: Context, report: Report) -> float | None:
     if too_early is None:
         for item in news(wish.previous, told, losses):
             ctx.events.record(wish.manifest, item.severity, item.reason, item.note)
+    _tell_interruptions(ctx, report)
     _tell_placements(ctx, report)
     _export(ctx, report)
     return too_early
@@ -215,6 +216,14 @@ def _see(ctx: Context, wish: Desired, seen: Observation, rules: GroupRules) -> A
         if index >= wish.spec.replicas:
             facts.add(("shrinking", index))
     return ctx.memory.of(wish.key, "ages", SeenAges).see(facts, ctx.clock.monotonic())
+
+
+def _forget(ctx: Context, key: Key) -> None:
+    """The object is gone: also no series of it may stay."""
+    ctx.memory.forget(key)
+    ctx.metrics.deployment_imbalance.remove(str(key))
+    stalled: set[str] = ctx.memory.of("operator", "stalled", set)
+    stalled.discard(str(key))
 
 
 def _serves(seen: Observation, index: int, rules: GroupRules, ages: Ages) -> bool:
@@ -248,6 +257,18 @@ def _tell_placements(ctx: Context, report: Report) -> None:
                 told.to_wire(),
                 resource_version=stored.resource_version,
             )
+
+
+def _tell_interruptions(ctx: Context, report: Report) -> None:
+    """Once for each pod on a cordoned node whose eviction stops its group."""
+    told: dict[int, str] = ctx.memory.of(report.wish.key, "interruptions", dict)
+    for outcome in report.wanted:
+        group = outcome.view.index
+        note = interrupted(outcome, report.rules, report.seen.cordoned_nodes)
+        if note and told.get(group) != note:
+            name = report.wish.group_name(group)
+            ctx.events.record(report.wish.manifest, "Warning", "DrainStarted", f"{name}: {note}")
+        told[group] = note
 
 
 def _export(ctx: Context, report: Report) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moe_operator.disruption import min_available
+from moe_operator.disruption import interrupted, min_available
 from moe_operator.rules import GroupView
 from tests.support.group_views import (
     decided,
@@ -70,3 +70,10 @@ def test_a_group_of_one_never_blocks():
 def test_a_group_that_does_not_serve_yet_never_blocks():
     pods = tuple(pod(m, waiting(f"u{m}", m)) for m in range(3))
     assert budget(replace(serving_group(), pods=pods, stored=None)) == 0
+
+
+@pytest.mark.parametrize(("view", "told"), [(tight_group(), True), (serving_group(), False)])
+def test_a_drain_that_stops_the_group_is_told(view, told):
+    given = rules(slots_per_rank=2)
+    assert bool(interrupted(decided(view, given), given, {"node1"})) is told
+    assert interrupted(decided(view, given), given, {"node9"}) == ""
