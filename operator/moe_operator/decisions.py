@@ -28,6 +28,8 @@ class Repeats:
         """Those of `new` to be told now, each with the count of all it stands for."""
         out = []
         for decision in new:
+            if decision in known:  # a rebalance of which nothing new is known
+                continue
             group = decision.group
             told = self._told_seconds.setdefault(group, now_seconds)
             if _repeats(known, decision) and now_seconds - told < REPEAT_SECONDS:
@@ -52,7 +54,8 @@ def _put(known: list[Decision], new: Decision) -> list[Decision]:
         for index, old in enumerate(known):
             if (old.group, old.verdict, old.time) == (new.group, new.verdict, new.time):
                 return [*known[:index], new, *known[index + 1 :]]
-        return [new, *known]
+        fell_out = len(known) >= MAX_DECISIONS and new.time < known[-1].time
+        return known if fell_out else [new, *known]
     if new.verdict == "Aborted":
         told = any((d.group, d.message) == (new.group, new.message) for d in known)
         return known if told else [new, *known]

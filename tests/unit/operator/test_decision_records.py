@@ -71,3 +71,21 @@ def test_a_new_decision_is_told_at_once():
     repeats.due(known, [decision("Skipped")], 0.0)
     for new in (decision("Applied"), decision("Skipped", "Other"), decision("Aborted")):
         assert repeats.due(known, [new], 1.0) == [new]
+
+
+def test_a_rebalance_told_before_does_not_silence_what_is_decided_since():
+    known = recorded([], [decision("Applied", moves=3), decision("Skipped", time="t2")])
+    repeats, applied = Repeats(), decision("Applied", moves=3)
+    repeats.due(known, [applied, decision("Skipped", time="t3")], 0.0)
+    for second in range(1, 60):
+        assert repeats.due(known, [applied, decision("Skipped")], float(second)) == []
+    [told] = repeats.due(known, [applied, decision("Skipped", time="t9")], 60.0)
+    assert (told.verdict, told.time, told.count) == ("Skipped", "t9", 61)
+
+
+def test_a_rebalance_that_fell_out_does_not_come_back_as_new():
+    known: list[Decision] = []
+    for number in range(MAX_DECISIONS):
+        known = recorded(known, [decision("Skipped", f"R{number}", f"t{number + 1}")])
+    assert recorded(known, [decision("Applied", time="t0")]) == known
+    assert recorded(known, [decision("Applied", time="t99")])[0].verdict == "Applied"
