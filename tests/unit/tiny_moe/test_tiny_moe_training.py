@@ -82,14 +82,16 @@ def small_model(seed: int = 0) -> TinyMoE:
 
 def test_our_model_is_the_hubs_mixtral(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["größer als alles, said the code"] * 50, SMALL.vocab_size)
-    checkpoint.save_model(small_model(), tokenizer, tmp_path)
-    ours = checkpoint.load_model(tmp_path)
+    made = small_model()
+    checkpoint.save_model(made, tokenizer, tmp_path)
+    loaded = checkpoint.load_model(tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    rounded = made.to(torch.bfloat16).float()
     tokens_BT = torch.randint(SMALL.vocab_size, (2, 40))
     with torch.inference_mode():
-        torch.testing.assert_close(
-            ours(tokens_BT)[0], theirs(tokens_BT).logits, atol=1e-5, rtol=1e-5
-        )
+        expected = theirs(tokens_BT).logits
+        for ours in (rounded, loaded):
+            torch.testing.assert_close(ours(tokens_BT)[0], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_missing_checkpoint_names_the_file(tmp_path: Path) -> None:
