@@ -194,36 +194,41 @@ class Scheduler:
         return scheduled, preempted
 
     def _schedule_prefills(self, budget: int) -> tuple[list[ScheduledSequence], int]:
-        """Prompt pieces of running sequences, oldest first, at least one token each."""
-        unfinished = [seq for seq in self._running if seq.num_tokens - seq.num_computed > 1]
+        """The next piece of the prompt in work. There is at most one: another sequence is admitted
+        only when this one's last piece leaves some budget."""
         scheduled = []
-        for place, seq in enumerate(unfinished):
-            reserved = len(unfinished) - place - 1
-            count = min(seq.num_tokens - seq.num_computed, budget - reserved)
-            scheduled.append(_entry(seq, count))
-            budget -= count
+        for seq in self._running:
+            if seq.num_tokens - seq.num_computed > 1:
+                scheduled.append(_entry(seq, min(seq.num_tokens - seq.num_computed, budget)))
+                budget -= scheduled[-1].num_tokens
         return scheduled, budget
 
     def _admit(self, budget: int) -> list[ScheduledSequence]:
         """Newcomers in order of arrival, as long as budget, places and blocks last.
 
-        A newcomer takes blocks for all its tokens at once, so prefill never waits for blocks. One
-        block per sequence already running stays free: each may soon need one, and taking them
-        would only make the newcomer the next to be preempted.
+        A newcomer takes blocks for all its tokens at once, so prefill never waits for blocks.
         """
         scheduled = []
         while self._waiting and budget > 0 and len(self._running) < self.limits.max_running:
             seq = self._waiting[0]
             needed = self.limits.blocks_for(seq.num_tokens)
-            if needed + len(self._running) > self.blocks.num_free:
+            if needed + self._headroom(seq) > self.blocks.num_free:
                 break
             self._waiting.popleft()
             self._running.append(seq)
             seq.block_table = self.blocks.take(needed)
-            count = min(seq.num_tokens, budget)
-            scheduled.append(_entry(seq, count))
-            budget -= count
+            scheduled.append(_entry(seq, min(seq.num_tokens, budget)))
+            budget -= scheduled[-1].num_tokens
         return scheduled
+
+    def _headroom(self, newcomer: Sequence) -> int:
+        """Blocks that the running sequences may ask for until the newcomer draws its first token.
+
+        They stay free, else the newcomer, being the youngest, would be preempted for nothing.
+        """
+        num_running = len(self._running)
+        per_step = self.limits.max_batched_tokens - num_running
+        return num_running * self.limits.blocks_for(-(-newcomer.num_tokens // per_step))
 
     def _append(self, seq: Sequence, token: int) -> None:
         if token in seq.params.stop_token_ids:
