@@ -9,6 +9,7 @@ import pytest
 from moe_api.worker import KvConfig
 from moe_worker.engine.kv import KvCache, KvDoesNotFit, KvSize, plan_blocks
 from moe_worker.model.config import ModelArchitecture
+from moe_worker.model.weights import TORCH_DTYPES
 
 MIB = 1 << 20
 ARCH = ModelArchitecture(
@@ -57,6 +58,12 @@ def test_allocating_takes_the_planned_bytes() -> None:
         cache = KvCache.allocate(ARCH, config, 7)
         assert cache.num_bytes == 7 * BLOCK_BYTES[dtype]
         assert (cache.num_blocks, len(cache.layers)) == (7, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_auto_keeps_the_models_dtype(dtype: str) -> None:
+    cache = KvCache.allocate(ARCH.held_in(dtype), KvConfig(dtype="auto"), 2)
+    assert cache.layers[0].data.dtype == TORCH_DTYPES[dtype]
 
 
 def test_no_more_blocks_than_all_running_sequences_can_fill() -> None:

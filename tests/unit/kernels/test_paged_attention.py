@@ -5,6 +5,7 @@ Letters: T tokens, N kv heads, G query heads per kv head, D head_dim.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -18,7 +19,7 @@ from moe_kernels.attention_plan import (
     AttentionRows,
     plan_attention,
 )
-from moe_kernels.kv_pages import KvFormat, KvPages, allocate_pages, append
+from moe_kernels.kv_pages import KvFormat, KvPages, allocate_pages, append, read
 from moe_kernels.paged_attention import paged_attention
 
 NUM_BLOCKS = 64
@@ -136,6 +137,20 @@ def test_another_sequences_nan_stays_its_own() -> None:
     assert bool(poisoned[2].isnan().all())
     for seq in (0, 1, 3, 4, 5):
         assert torch.equal(poisoned[seq], clean[seq])
+
+
+@pytest.mark.parametrize("heads", SHAPES, ids=str)
+def test_nvfp4_is_attention_over_the_dequantised_values(heads: Heads) -> None:
+    """The format changes what is stored and nothing else: equal bits from pages of float32."""
+    case = make_case(heads, "nvfp4")
+    blocks = torch.arange(NUM_BLOCKS)[:, None]
+    wide = allocate_pages("fp32", NUM_BLOCKS, heads.kv, 16, heads.dim)
+    for place, values in enumerate(read(case.pages, blocks)):
+        wide.data[:, place] = values
+    pieces = [(seq, 0, length) for seq, length in enumerate(LENGTHS)]
+    stored = attend(case, pieces)
+    expected = attend(dataclasses.replace(case, pages=wide), pieces)
+    assert all(torch.equal(a, b) for a, b in zip(stored, expected, strict=True))
 
 
 def test_nvfp4_keys_and_values_keep_the_direction_of_the_output() -> None:
