@@ -10,7 +10,7 @@ from moe_api.load import LoadReport
 from moe_api.plan import GroupPlan
 from moe_api.worker import ModelShape, WorkerPhase, WorkerState
 from moe_placement.decide import Mode, Policy
-from moe_worker.local.director import Director, Living, Rules, in_force
+from moe_worker.local.director import Director, Living, Rules, hung, in_force
 
 SHAPE = ModelShape(layers=2, experts=8, top_k=2, bytes_per_expert=1000, kv_bytes_per_token=10)
 RULES = Rules(
@@ -196,3 +196,17 @@ def test_an_abandoned_epoch_ends_the_walk_and_the_next_numbers_go_on() -> None:
     assert following.epoch == 3
     assert following.previous is not None
     assert following.previous.epoch == 1
+
+
+def test_a_member_that_answers_nobody_is_hung_but_one_that_starts_is_not() -> None:
+    director, ranks, plan = serving()
+    ranks.living = [replace(r, state=None) if r.member == 1 else r for r in ranks.living]
+    assert hung(plan, ranks.living) == [], "nobody else has missed it"
+    ranks.say(0, suspects=[1])
+    assert hung(plan, ranks.living) == [1]
+    ranks.kill(1)
+    ranks.come_back(1)
+    ranks.living = [replace(r, state=None) if r.member == 1 else r for r in ranks.living]
+    assert hung(plan, ranks.living) == []
+    assert hung(None, ranks.living) == []
+    assert director.plan == plan

@@ -217,14 +217,29 @@ class Director:
 
 
 def is_broken(plan: GroupPlan, living: Sequence[Living]) -> bool:
-    """Whether every member that answers says that this generation is over or cannot form."""
+    """Whether every member that answers says that this generation is over."""
     incarnations = {member.incarnation for member in plan.members}
     states = [rank.state for rank in living if rank.state and rank.incarnation in incarnations]
     return bool(states) and all(
-        (state.phase is WorkerPhase.DISRUPTED and state.generation == plan.generation)
-        or (state.missing_members and state.prepared_generation == plan.generation)
+        state.phase is WorkerPhase.DISRUPTED and state.generation == plan.generation
         for state in states
     )
+
+
+def hung(plan: GroupPlan | None, living: Sequence[Living]) -> list[int]:
+    """Members whose process lives but answers nobody: neither us nor the others."""
+    incarnations = {member.incarnation for member in plan.members} if plan else set()
+    accused = {
+        member
+        for rank in living
+        if rank.state is not None
+        for member in (*rank.state.suspects, *rank.state.missing_members)
+    }
+    return [
+        rank.member
+        for rank in living
+        if rank.state is None and rank.incarnation in incarnations and rank.member in accused
+    ]
 
 
 def in_force(plan: GroupPlan, state: WorkerState) -> bool:

@@ -30,7 +30,7 @@ from moe_placement.decide import Mode, Policy
 from moe_placement.initial import InsufficientSlots
 from moe_worker.local import table
 from moe_worker.local.client import ControlClient
-from moe_worker.local.director import Director, Living, Rules, in_force
+from moe_worker.local.director import Director, Living, Rules, hung, in_force
 from moe_worker.local.processes import Launch, RankProcess
 from moe_worker.model.config import ModelHasNoExperts, ModelUnreadable, load_architecture
 
@@ -104,6 +104,9 @@ def _hold(
         while not stop.asked.wait(LOOK_SECONDS):
             problem = _revive(ranks)
             living = _look(ranks, client)
+            for member in hung(director.plan, living):
+                logger.warning("rank %d answers nobody: its process is ended", member)
+                ranks[member].kill()
             problem = problem or _failure(living)
             if problem is not None:
                 console.print(problem, markup=False, highlight=False)
