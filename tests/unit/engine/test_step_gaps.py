@@ -45,8 +45,9 @@ def test_a_switch_in_a_pause_stalls_nobody() -> None:
     assert steps(gaps, (9.0, 9.1)) == [None]
     # The same when the group had work at the switch and none after it.
     assert gaps.switch()
-    gaps.idle()
+    assert gaps.idle()
     assert steps(gaps, (20.0, 21.0)) == [None]
+    assert not gaps.idle()
 
 
 def test_no_steps_no_figures() -> None:

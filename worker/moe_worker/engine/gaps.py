@@ -44,10 +44,12 @@ class StepGaps:
     def end_step(self, now_seconds: float) -> None:
         self._ended_at = now_seconds
 
-    def idle(self) -> None:
-        """The group has no work: the next step follows a pause, not a gap."""
-        self._ended_at = None
-        self._switch_median = None
+    def idle(self) -> bool:
+        """The group has no work: the next step follows a pause, not a gap. True when `begin_step`
+        was to tell a switch's stall: nobody waited for that switch."""
+        unstalled = self._switch_median is not None
+        self._ended_at = self._switch_median = None
+        return unstalled
 
     def switch(self) -> bool:
         """Another placement comes into force now. True when a step follows without a pause, so

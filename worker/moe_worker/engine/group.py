@@ -92,7 +92,8 @@ class Group:
         self._follow(agreement)
         self._idle = agreement.idle
         if agreement.idle:
-            self.gaps.idle()
+            if self.gaps.idle():
+                self._note_stall(0.0)
             return agreement
         self._tools.observer.step("schedule", scheduled - started)
         self._tools.observer.step("agree", agreed - scheduled)
@@ -237,9 +238,13 @@ class Group:
 
     def _begin_busy_step(self) -> None:
         stall = self.gaps.begin_step(time.monotonic())
-        if stall is not None and self.migration is not None:
-            self.migration = self.migration.model_copy(update={"stall_millis": stall * 1e3})
+        if stall is not None:
+            self._note_stall(stall)
             self._tools.observer.switched(self.plan.epoch, stall)
+
+    def _note_stall(self, stall_seconds: float) -> None:
+        assert self.migration is not None, "a switch leaves its migration behind"
+        self.migration = self.migration.model_copy(update={"stall_millis": stall_seconds * 1e3})
 
     def _end_poisoned(self, schedule: Schedule, error: NonFiniteLogits) -> None:
         """End the requests whose logits are not finite; the others' tokens are computed again."""
