@@ -107,14 +107,6 @@ def read(pages: KvPages, blocks_SB: Tensor) -> tuple[Tensor, Tensor]:
     return kv[0], kv[1]
 
 
-def bytes_per_token(kv_format: KvFormat, num_kv_heads: int, head_dim: int) -> int:
-    """Keys and values of one token in one layer."""
-    elements = 2 * num_kv_heads * head_dim
-    if kv_format == "nvfp4":
-        return elements // 2 + elements // fp4.NVFP4_BLOCK
-    return elements * _PLAIN_DTYPES[kv_format].itemsize
-
-
 @cache
 def _global_scales(device: torch.device) -> Tensor:
     return torch.tensor([KEY_GLOBAL_SCALE, VALUE_GLOBAL_SCALE], device=device)

@@ -16,7 +16,7 @@ def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
 
     `order[offsets[s]:offsets[s+1]]` are the flat indices token·K + choice of the pairs in slot s,
     in ascending order. −1 ("not here") and every id outside 0 ≤ id < S is left out, so P may be
-    less than T·K; the caller counts them (`count_invalid`) where they are a fault.
+    less than T·K; the caller counts them where they are a fault.
     """
     flat = slots_TK.reshape(-1).to(torch.int64)
     # All strangers share one bin past the last slot, which the cut at offsets[S] removes.
@@ -26,8 +26,3 @@ def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
     offsets = torch.zeros(num_slots + 1, dtype=torch.int64, device=flat.device)
     torch.cumsum(counts[:num_slots], dim=0, out=offsets[1:])
     return order[: int(offsets[-1])], offsets
-
-
-def count_invalid(slots_TK: Tensor, num_slots: int) -> int:
-    """Ids that name no slot and are not the legal −1."""
-    return int(((slots_TK < -1) | (slots_TK >= num_slots)).sum())
