@@ -1,7 +1,8 @@
-"""Makes a checkout ready to run: virtual environment and, unless told not to, the cluster's programs.
+"""Makes a checkout ready to run: virtual environment and, unless told not to, the cluster's
+programs.
 
-The parts are set up side by side. Each is skipped when it is already as the checkout wants it, so this
-runs before every `make` target that needs it. Standard library only: nothing is installed yet.
+The parts are set up side by side. Each is skipped when it is already as the checkout wants it, so
+this runs before every `make` target that needs it. Standard library only: nothing is installed yet.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Part(threading.Thread):
         self.seconds = time.monotonic() - started
 
     def call(self, *argv: str | Path) -> None:
-        """Run a program with its output in this part's log; raises Failed with the log's last lines."""
+        """Run a program with its output in this part's log; raises Failed with the log's last
+        lines."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 argv, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -62,7 +64,9 @@ class Part(threading.Thread):
                 code = self._process.wait(INSTALL_SECONDS)
             except subprocess.TimeoutExpired as error:
                 self.stop()
-                raise Failed(f"{self.title}: ran past {INSTALL_SECONDS} s, see {self.log}") from error
+                raise Failed(
+                    f"{self.title}: ran past {INSTALL_SECONDS} s, see {self.log}"
+                ) from error
         if code != 0:
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
             raise Failed(f"{self.title}: `{argv[0]} …` returned {code}, see {self.log}\n{tail}")

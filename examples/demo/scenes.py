@@ -28,7 +28,7 @@ PROMPT_CHARACTERS = 400
 TRAFFIC_SECONDS = 240
 SETTLE_SECONDS = 120
 RECOVERY_SECONDS = 180
-QUESTIONS = ("def main(argv):\n    ", "The list of files ", "import os\n\nclass ")
+QUESTIONS = ("def main(argv):", "The list of files", "import os\n\nclass")
 
 
 def chat(stage: Stage) -> None:
@@ -79,7 +79,7 @@ def rebalance(stage: Stage) -> None:
         _settle(stage, epoch)
         stage.measured.imbalance_after = _watch(stage, workers, "after", NOISE_AFTER)
         after = ask(forwards)
-        stage.measured.answers_equal = answers == during == after
+        stage.measured.answers_equal = all(answers) and answers == during == after
     finally:
         outcomes = traffic.stop()
         workers.close()

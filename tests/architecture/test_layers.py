@@ -39,7 +39,9 @@ def test_layers_hold() -> None:
 
 
 def modules(package: str) -> list[str]:
-    folder = next(ROOT / root / package for root in SOURCE_ROOTS if (ROOT / root / package).is_dir())
+    folder = next(
+        ROOT / root / package for root in SOURCE_ROOTS if (ROOT / root / package).is_dir()
+    )
     names = [
         ".".join(path.relative_to(folder.parent).with_suffix("").parts)
         for path in sorted(folder.rglob("*.py"))

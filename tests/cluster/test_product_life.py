@@ -20,7 +20,7 @@ from tests.support.product import OPERATOR_NAMESPACE, Deployment, traffic
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-PROMPT = "def main(argv):\n    "
+PROMPT = "def main(argv):"
 CODE = (CHECKOUT / "examples/tiny-moe/heldout/code.txt").read_text()[:400]
 
 

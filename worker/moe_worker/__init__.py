@@ -1,1 +1,2 @@
-"""The data plane: an expert-parallel runtime that serves the OpenAI API and moves experts while serving."""
+"""The data plane: an expert-parallel runtime that serves the OpenAI API and moves experts while
+serving."""
