@@ -1,9 +1,9 @@
 """The worker pod: what the operator makes, what overlays add, and the hash that tells a change.
 
 Pure. Later wins: what is built here, then the operator-wide overlay of the settings, then image,
-variables and resources of the spec, then `spec.worker.podTemplate`, then the pod's identity. The hash covers whatever
-needs a new pod to take effect and nothing else: a policy (replicas, draining, failures, topology)
-changes running pods never, so it is left at its default while hashing.
+variables and resources of the spec, then `spec.worker.podTemplate`, then the pod's identity. The
+hash covers whatever needs a new pod to take effect and nothing else: a policy (replicas, draining,
+failures, topology) changes running pods never, so it is left at its default while hashing.
 Neighbours: `worker_config` (the mounted file, part of the hash), `overlay` (the merge), `children`.
 """
 
