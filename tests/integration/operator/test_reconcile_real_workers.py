@@ -49,8 +49,7 @@ def ask(worker: RealWorker, prompt: str = PROMPT, max_tokens: int = 24) -> str:
 
 @contextmanager
 def traffic(workers: list[RealWorker], failed: list[str]) -> Iterator[None]:
-    """Clients of each worker that ask without pause; what fails is told. They stop when their worker
-    drains."""
+    """Clients of each worker that ask without pause, until it drains; what fails is told."""
     ended = threading.Event()
 
     def client(worker: RealWorker) -> None:
