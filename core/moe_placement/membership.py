@@ -20,8 +20,8 @@ from moe_placement.initial import InsufficientSlots
 def repair(slots_LRS: SlotsLRS, survivors: Sequence[int], num_experts: int) -> SlotsLRS:
     """The survivors' placement, int32 [L, len(survivors), S], rows in the order given.
 
-    Experts whose copies are all lost go into free slots (spare ones too), the emptiest rank first:
-    the fewest transfers that cover every expert.
+    Experts whose copies are all lost go into free slots (spare ones too), the emptiest rank first,
+    then into slots of redundant copies: the fewest transfers that cover every expert.
 
     Raises:
         InsufficientSlots: the survivors' slots cannot hold every expert; lists the uncovered ones.
@@ -74,17 +74,31 @@ def survives_rank_loss(slots_LRS: SlotsLRS, num_experts: int) -> bool:
 
 
 def _cover(slots_RS: npt.NDArray[np.int32], num_experts: int, newcomers: list[int]) -> list[int]:
-    """Give every expert without a holder a free slot; returns those that found none."""
+    """Give every expert without a holder a free slot, or that of a redundant copy; returns those
+    that found none."""
     left = []
     for expert in sorted(set(range(num_experts)) - set(slots_RS.ravel().tolist())):
         filled_R = (slots_RS >= 0).sum(axis=1)
         open_ranks = [r for r in range(len(slots_RS)) if filled_R[r] < slots_RS.shape[1]]
         if not open_ranks:
-            left.append(expert)
-            continue
+            rank_of_copy = _give_up_copy(slots_RS)
+            if rank_of_copy is None:
+                left.append(expert)
+                continue
+            open_ranks = [rank_of_copy]
         rank = min(open_ranks, key=lambda r: (r not in newcomers, filled_R[r], r))
         slots_RS[rank, int(np.flatnonzero(slots_RS[rank] < 0)[0])] = expert
     return left
+
+
+def _give_up_copy(slots_RS: npt.NDArray[np.int32]) -> int | None:
+    """Free the last slot of the most copied expert; its rank, None when none has a second copy."""
+    copies_E = np.bincount(slots_RS[slots_RS >= 0])
+    if not len(copies_E) or copies_E.max() < 2:
+        return None
+    rank, slot = (int(x) for x in np.argwhere(slots_RS == int(copies_E.argmax()))[-1])
+    slots_RS[rank, slot] = -1
+    return rank
 
 
 def _share(slots_RS: npt.NDArray[np.int32], rank: int, wanted: int) -> None:

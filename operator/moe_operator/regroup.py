@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from moe_api.plan import GroupPlan, Member, SlotsLRS
 from moe_api.worker import WorkerPhase
 from moe_operator import plans
@@ -107,9 +105,8 @@ def _next(
     states = [m.worker for m in alive if m.worker is not None]
     slots_LRS: SlotsLRS = plans.placed(plan, states).slots_LRS
     rows: list[int | None] = [m.rank for m in kept]
-    room = len(newcomers) * slots_LRS.shape[2]
     slots = membership.admit(
-        _without_copies(slots_LRS, [m.rank for m in kept], room),
+        slots_LRS,
         rows + [None] * len(newcomers),
         plans.num_experts(slots_LRS),
         slots_LRS.shape[2] - rules.spare_slots,
@@ -118,25 +115,6 @@ def _next(
     after = _numbers_used(view)
     next_plan = plans.regrouped(plan, rules.leader_epoch, after, members, slots, rules.limits)
     return Regrouping(next_plan, why)
-
-
-def _without_copies(slots_LRS: SlotsLRS, kept: list[int], room: int) -> SlotsLRS:
-    """The placement with as many redundant copies given up as its uncovered experts need slots.
-
-    `room` = slots that newcomers bring. Copies of the most copied experts go first, from behind.
-    """
-    out = slots_LRS.copy()
-    num_experts = plans.num_experts(slots_LRS)
-    for layer_RS in out:
-        while True:
-            held = layer_RS[kept]
-            copies_E = np.bincount(held[held >= 0], minlength=num_experts)
-            short = int((copies_E == 0).sum()) - int((held < 0).sum()) - room
-            if short <= 0 or copies_E.max() < 2:
-                break
-            rank, slot = np.argwhere(held == int(copies_E.argmax()))[-1].tolist()
-            layer_RS[kept[rank], slot] = -1
-    return out
 
 
 def _can_serve(plan: GroupPlan, rules: GroupRules, num_ranks: int) -> bool:

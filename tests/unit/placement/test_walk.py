@@ -130,6 +130,20 @@ def test_repair_covers_with_the_fewest_transfers_or_names_the_uncovered(
     assert (back[:, -1] >= 0).sum() >= num_experts // num_ranks
 
 
+@settings(deadline=None, max_examples=150)
+@given(cases(), st.data())
+def test_redundant_copies_make_room_for_what_a_lost_rank_held(
+    case: tuple[SlotsLRS, np.ndarray, int, int], data: st.DataObject
+) -> None:
+    slots, load, _, num_experts = case
+    full = planner.plan(load, slots, slots.shape[2])
+    if not membership.survives_rank_loss(full, num_experts):
+        return
+    lost = data.draw(st.integers(0, full.shape[1] - 1))
+    survivors = [rank for rank in range(full.shape[1]) if rank != lost]
+    assert_complete(membership.repair(full, survivors, num_experts), num_experts)
+
+
 def test_newcomer_relieves_ranks_over_their_serving_slots() -> None:
     repaired = np.array([[[0, 1, 2, 6], [3, 4, 5, 7]]], dtype=np.int32)
     admitted = membership.admit(repaired, [0, 1, None], 8, serving_slots=3)
