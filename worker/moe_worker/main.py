@@ -170,6 +170,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logger.info("incarnation %s starts", settings.identity.incarnation)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time, one thread
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what ranks do about a loss we log
     return serve(settings)
 
 
