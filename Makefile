@@ -21,7 +21,7 @@ test: prepare ## everything that this machine can run, the cluster tests include
 	@$(VENV)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: prepare-fast ## no cluster, no root, under 3 minutes
-	@$(VENV)/python -m pytest -m "not cluster and not apiserver and not processes" tests/architecture tests/unit tests/golden $(PYTEST_ARGS)
+	@$(VENV)/python -m pytest -m "not cluster and not apiserver and not processes" tests/architecture tests/unit $(PYTEST_ARGS)
 
 check: prepare-fast ## format, lint, types, layers, generated files
 	@$(VENV)/ruff format --check .
