@@ -179,9 +179,13 @@ class EventRecorder:
                 return
             self._series.forget(line)
         event = line.event
+        where = {"namespace": event.namespace}
+        if event.kind == names.DEPLOYMENT_KIND:
+            where["deployment"] = event.name
         logger.warning(
-            "event %s about %s/%s dropped: %s", event.reason, event.namespace, event.name, error
-        )
+            "event %s about %s/%s dropped: %s", event.reason, event.namespace, event.name, error,
+            extra=where,
+        )  # fmt: skip
 
 
 def _cut(note: str) -> str:

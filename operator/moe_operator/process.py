@@ -70,7 +70,7 @@ class Process:
         self._workers = WorkerClient(settings.worker_calls, clock.monotonic)
         self._queue: WorkQueue[Key] = WorkQueue(
             self._pass, num_threads=settings.reconcile_threads, monotonic=clock.monotonic,
-            backoff=settings.backoff, observe=self._observe,
+            backoff=settings.backoff, observe=self._observe, log_fields=_log_fields,
         )  # fmt: skip
         self.intake = Intake(self._queue, random.random)
         self._probes = Probes(
@@ -198,8 +198,7 @@ class Process:
 
     def _pass(self, key: Key, attempt: int) -> Result:
         assert self._context is not None, "the queue runs only when leading"
-        extra = {"namespace": key.namespace, "deployment": key.name}
-        logger.debug("pass over %s, attempt %d", key, attempt, extra=extra)
+        logger.debug("pass over %s, attempt %d", key, attempt, extra=_log_fields(key))
         return self._reconcile(self._context, key)
 
     def _observe(self, key: Key, seconds: float, error: Exception | None) -> None:
@@ -234,6 +233,10 @@ def _kinds_missing(served: Manifest | None) -> list[str]:
     """Our kinds that discovery does not list."""
     there = {resource["name"] for resource in (served or {}).get("resources", ())}
     return [p for p in (names.DEPLOYMENT_PLURAL, names.PLACEMENT_PLURAL) if p not in there]
+
+
+def _log_fields(key: Key) -> dict[str, object]:
+    return {"namespace": key.namespace, "deployment": key.name}
 
 
 def _random_suffix() -> str:

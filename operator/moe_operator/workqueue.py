@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -160,7 +160,8 @@ class WorkQueue(Generic[K]):
     """Runs `work(key, attempt)` in `num_threads` threads.
 
     `work` returns a `Result`, or raises: a `TemporaryError` is retried quietly, anything else is
-    retried too and logged as an error. `observe(key, seconds, error)` is called after each pass.
+    retried too and logged as an error. `observe(key, seconds, error)` is called after each pass;
+    `log_fields(key)` is what the log lines about a key carry.
     """
 
     def __init__(
@@ -172,8 +173,10 @@ class WorkQueue(Generic[K]):
         backoff: Backoff | None = None,
         jitter: Callable[[], float] = random.random,
         observe: Callable[[K, float, Exception | None], None] = lambda *_: None,
+        log_fields: Callable[[K], Mapping[str, object]] = lambda _: {},
     ) -> None:
         self._work, self._monotonic, self._observe = work, monotonic, observe
+        self._log_fields = log_fields
         self._schedule: Schedule[K] = Schedule(backoff or Backoff(), jitter)
         self._changed = threading.Condition()
         self._stopping = False
@@ -254,14 +257,14 @@ class WorkQueue(Generic[K]):
             hint = error.retry_after_seconds if isinstance(error, TemporaryError) else None
             delay = self._schedule.failed(key, now, hint)
             self._changed.notify()
-        _tell(key, attempt, delay, error)
+        self._tell(key, attempt, delay, error)
 
-
-def _tell(key: Hashable, attempt: int, delay_seconds: float, error: Exception) -> None:
-    told = "pass over %s failed (attempt %d), next in %.1f s: %s"
-    if isinstance(error, NotLeader):
-        logger.debug(told, key, attempt, delay_seconds, error)
-    elif isinstance(error, TemporaryError):
-        logger.info(told, key, attempt, delay_seconds, error)
-    else:
-        logger.error(told, key, attempt, delay_seconds, error, exc_info=error)
+    def _tell(self, key: K, attempt: int, delay_seconds: float, error: Exception) -> None:
+        told = "pass over %s failed (attempt %d), next in %.1f s: %s"
+        extra = self._log_fields(key)
+        if isinstance(error, NotLeader):
+            logger.debug(told, key, attempt, delay_seconds, error, extra=extra)
+        elif isinstance(error, TemporaryError):
+            logger.info(told, key, attempt, delay_seconds, error, extra=extra)
+        else:
+            logger.error(told, key, attempt, delay_seconds, error, exc_info=error, extra=extra)

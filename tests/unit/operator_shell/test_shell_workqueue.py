@@ -55,13 +55,17 @@ def test_how_a_failure_is_told_depends_on_its_kind(
         again.set()
         return Result()
 
-    queue = WorkQueue(work, num_threads=1, monotonic=time.monotonic, backoff=QUICK)
+    queue = WorkQueue(
+        work, num_threads=1, monotonic=time.monotonic, backoff=QUICK,
+        log_fields=lambda key: {"deployment": key},
+    )  # fmt: skip
     with caplog.at_level(logging.DEBUG):
         queue.start()
         queue.add("a")
         assert again.wait(PATIENCE_SECONDS)
         queue.shutdown(PATIENCE_SECONDS)
     assert [record.levelname for record in caplog.records] == [level]
+    assert caplog.records[0].__dict__["deployment"] == "a", "found by the deployment it is about"
     assert (caplog.records[0].exc_info is not None) == (level == "ERROR")
 
 
