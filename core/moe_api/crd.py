@@ -65,9 +65,9 @@ PLACEMENT_COLUMNS = [
     ("Predicted", "number", ".status.imbalancePredicted", "Imbalance that the plan promised", 0),
     ("Imbalance", "number", ".status.imbalanceMeasured", "Imbalance measured afterwards", 0),
     ("Moves", "integer", ".status.moves", "Experts copied", 0),
+    ("Bytes", "integer", ".status.bytes", "Bytes copied", 0),
+    ("Stall", "number", ".status.stallMillis", "Longest pause at a switch, in milliseconds", 0),
     ("Age", "date", ".metadata.creationTimestamp", "", 0),
-    ("Bytes", "integer", ".status.bytes", "Bytes copied", 1),
-    ("Stall", "number", ".status.stallMillis", "Longest pause at a switch, in milliseconds", 1),
 ]
 
 
@@ -188,11 +188,10 @@ def _mark_unhonoured(path: str, sentence: str) -> str:
     """Say in `kubectl explain` what this version does not act on yet."""
     if path not in _SPEC_FIELDS or (is_honoured(path) and path not in HONOURED_VALUES):
         return sentence
+    if HONOURED_VALUES.get(path) == (False,):
+        return f"{sentence} Not built yet: true does what false does."
     if path in HONOURED_VALUES:
-        values = ", ".join(
-            str(value).lower() if isinstance(value, bool) else value
-            for value in HONOURED_VALUES[path]
-        )
+        values = ", ".join(HONOURED_VALUES[path])
         return f"{sentence} Not every value is honoured yet; besides the default: {values}."
     return f"{sentence} Values other than the default are not honoured yet."
 

@@ -130,7 +130,10 @@ def test_columns_show_what_users_look_for(definitions: Cluster, namespace: str) 
     stored = create(definitions, namespace, expert_placement("tiny-g0", group_plan(epoch=4)))
     apply_status(definitions, stored, sample(status_schema(placement_crd())))
     header, row = definitions.kubectl("get", "xp", "-n", namespace).splitlines()
-    assert header.split()[:4] == ["NAME", "GENERATION", "EPOCH", "APPLIED"]
+    assert header.split() == [
+        "NAME", "GENERATION", "EPOCH", "APPLIED", "PHASE", "BEFORE", "PREDICTED", "IMBALANCE",
+        "MOVES", "BYTES", "STALL", "AGE",
+    ]  # fmt: skip
     assert row.split()[1:3] == ["1", "4"]
     assert "1.375" in row
 
