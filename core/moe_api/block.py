@@ -21,10 +21,10 @@ from pydantic_core import CoreSchema
 class CelRule:
     """A relation between fields of a block, refused at admission with a way out in the message.
 
-        `cel` sees the block as `self`; `holds` is the same relation in Python. `explain` is a
-    format with the values of `values` (wire paths below the block) put in and begins with the
-    field's path below spec; `message` is the static
-    text beside it, shown where the API server cannot evaluate the other.
+    `cel` sees the block as `self`; `holds` is the same relation in Python. `explain` is a format
+    with the values of `values` (wire paths below the block) put in and begins with the field's path
+    below spec; `message` is the static text beside it, shown where the API server cannot evaluate
+    the other.
     """
 
     cel: str

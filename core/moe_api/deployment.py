@@ -132,11 +132,11 @@ def memory_fraction(kv_cache: KvCache) -> float | None:
 def parse(manifest: Mapping[str, Any]) -> MoEDeploymentSpec:
     """Check a whole MoEDeployment object and give its spec.
 
-        The API server has refused most of what is refused here; what is left to this function are
+    The API server has refused most of what is refused here; what is left to this function are
     overlays, which no schema sees into, and objects stored under an older schema.
 
-        Raises:
-    InvalidSpec: one line with field, value and way out.
+    Raises:
+        InvalidSpec: one line with field, value and way out.
     """
     metadata = manifest.get("metadata")
     check_name(str(metadata.get("name", "")) if isinstance(metadata, Mapping) else "")

@@ -37,7 +37,7 @@ def truths(report: Report) -> dict[ConditionType, Truth]:
 
 def spec_honoured(ignored: Sequence[str]) -> Truth:
     if not ignored:
-        return Truth("True", Reason.COMPLETE, "every field is acted on")
+        return Truth("True", Reason.COMPLETE, "every field that was set is acted on")
     fields = ", ".join(f"spec.{path}" for path in ignored)
     return Truth(
         "False", Reason.FIELDS_IGNORED, f"not acted on by this version, remove them: {fields}"
