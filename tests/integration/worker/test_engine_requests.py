@@ -123,6 +123,46 @@ def test_a_cancelled_request_ends_at_the_next_step_and_gives_its_blocks_back(
     wait_until(lambda: engine.state().kv_blocks_used == 0, "its blocks are free")
 
 
+def test_e04_a_queued_request_is_cancelled_and_never_begins(model: Path) -> None:
+    engine = make(model, max_running=1)
+    engine.start()
+    try:
+        engine.put_plan(plan())
+        wait_until(lambda: engine.admitting, "the engine admits requests")
+        running, queued = Listener(hold=True), Listener()
+        engine.submit("a", [1, 2, 3], GREEDY, running)
+        assert running.began.wait(30.0)
+        engine.submit("b", [4, 5], GREEDY, queued)
+        assert engine.cancel("b")
+        running.released.set()
+        assert queued.end() == Finished("cancelled", None, 2, 0)
+        assert running.end() == Finished("length", None, 3, 6), "the other goes on"
+        wait_until(lambda: engine.state().kv_blocks_used == 0, "all blocks are free")
+    finally:
+        engine.stop()
+
+
+def test_e04_a_request_is_cancelled_in_the_middle_of_its_prompt(engine: Engine) -> None:
+    """120 tokens take four steps of 32; the cancel comes with the neighbour's third token."""
+    prompt, used = Listener(), []
+    told = Listener(hold=True)
+
+    def neighbour(event: Event) -> None:
+        told(event)
+        if isinstance(event, Token) and event.index == 2:
+            used.append(engine.state().kv_blocks_used)
+            assert engine.cancel("long")
+
+    engine.submit("a", [1, 2, 3], SamplingParams(max_tokens=8), neighbour)
+    assert told.began.wait(30.0)
+    engine.submit("long", [7] * 120, GREEDY, prompt)
+    told.released.set()
+    assert prompt.end() == Finished("cancelled", None, 120, 0)
+    assert told.end() == Finished("length", None, 3, 8), "the other goes on"
+    assert used[0] > 1, "the prompt had begun"
+    wait_until(lambda: engine.state().kv_blocks_used == 0, "all blocks are free")
+
+
 def test_what_does_not_fit_is_refused_at_the_door(engine: Engine) -> None:
     with pytest.raises(RequestTooLong):
         engine.submit("a", [1] * 10, SamplingParams(max_tokens=100_000), Listener())

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_api.deployment import slots_per_rank
 from moe_api.plan import SlotsLRS, even_fractions
+from moe_api.serving import Experts
 from moe_placement import initial, membership, migration, planner, score
 
 
@@ -49,6 +51,19 @@ def test_plan_is_complete_bounded_and_never_worse(
     assert (after.max(axis=1) <= before.max(axis=1) + 1e-6).all()
     assert np.allclose(after.sum(axis=1), load.sum(axis=1))
     assert np.array_equal(target, planner.plan(load, slots, serving)), "same input, same plan"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000))
+def test_a09_without_redundant_slots_a_plan_is_a_permutation(seed: int) -> None:
+    """No redundant slot means one copy of each expert, not "off", whatever the room to move."""
+    load = np.random.default_rng(seed).lognormal(4, 1.5, (2, 12))
+    serving = slots_per_rank(Experts(redundant_slots_per_rank=0), 12, 3)
+    slots = initial.contiguous(2, 12, 3, serving + 2)
+    target = planner.plan(load, slots, serving)
+    for layer in target:
+        assert sorted(layer[layer >= 0].tolist()) == list(range(12))
+        assert ((layer >= 0).sum(axis=1) == serving).all()
 
 
 @settings(deadline=None, max_examples=150)
