@@ -86,7 +86,7 @@ def test_worker_pods_keep_to_the_restricted_standard(world: World):
         assert not [v for v in spec["volumes"] if "projected" in v]
 
 
-def test_the_scale_selector_finds_one_pod_of_each_group(world: World):
+def test_g05_the_scale_selector_finds_one_pod_of_each_group(world: World):
     """G05: a valid selector from the first pass on, also at 0 replicas."""
     world.create(replicas=0, **THREE)
     world.one_pass()
@@ -174,7 +174,7 @@ def test_another_width_recreates_the_group_and_says_so(world: World):
     assert len(world.pods()) == 2
 
 
-def test_a_model_without_experts_leaves_no_pod(world: World):
+def test_a09_a_model_without_experts_leaves_no_pod(world: World):
     """A09: no group is formed, its pods go, and none is made until the spec changes."""
     world.shape_workers = no_experts
     world.create(**THREE)

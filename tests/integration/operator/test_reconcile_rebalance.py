@@ -85,7 +85,7 @@ def test_an_even_load_moves_nothing_and_says_why(world: World):
     assert world.condition("Balanced") == ("True", "WithinTarget")
 
 
-def test_opposite_imbalances_of_two_layers_do_not_cancel(world: World):
+def test_a11_opposite_imbalances_of_two_layers_do_not_cancel(world: World):
     """A11: the figure is the worst layer's, and each layer is planned for itself."""
     opposite = [[3000, 3000, 0, 0, 0, 0], [0, 0, 0, 0, 3000, 3000]]
     world.create(**THREE | {"rebalancing": QUICK | {"mode": "Recommend"}})
@@ -108,7 +108,7 @@ def test_recommend_writes_the_decision_and_moves_nothing(world: World):
     assert world.condition("Balanced") == ("False", "AboveTarget")
 
 
-def test_off_never_plans(world: World):
+def test_a09_off_never_plans(world: World):
     world.create(**THREE | {"rebalancing": QUICK | {"mode": "Off"}})
     world.converge(world.is_ready)
     world.converge(under_traffic(world)(lambda: decisions(world, "Skipped")))

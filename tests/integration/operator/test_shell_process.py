@@ -144,7 +144,7 @@ def world(custom_resources: Cluster, namespace: str, tmp_path: Path) -> Iterator
         yield World(custom_resources, namespace, tmp_path, stack)
 
 
-def test_a_deployment_lives_and_dies_without_a_trace_of_kopf(world: World) -> None:
+def test_f02_a_deployment_lives_and_dies_without_a_trace_of_kopf(world: World) -> None:
     """F02: no annotation, no finalizer, no managed field but ours; children go by ownership."""
     operator = world.operator()
     world.create("d")

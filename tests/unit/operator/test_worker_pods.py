@@ -164,7 +164,7 @@ def test_what_pods_and_workers_read_rolls_them(blocks):
     assert hash_of(**blocks) != hash_of()
 
 
-def test_a_long_name_fits_everywhere():
+def test_f07_a_long_name_fits_everywhere():
     """F07: derived names are cut in one place, and two long names stay different."""
     twins = ["a" * 38 + suffix for suffix in ("-x", "-y")]
     pods = []
