@@ -1,8 +1,8 @@
 """What operator and worker tell each other besides the plan: WorkerConfig, WorkerState,
 DrainRequest.
 
-Neighbours: `plan` (PUT to workers), `load` (read from them). The operator builds a WorkerConfig from
-the spec (`moe_operator.worker_config`) and mounts it; `moe_worker.main` reads it once at start.
+Neighbours: `plan` (PUT to workers), `load` (read from them). The operator builds a WorkerConfig
+from the spec (`moe_operator.worker_config`) and mounts it; `moe_worker.main` reads it at start.
 """
 
 from __future__ import annotations
