@@ -309,4 +309,11 @@ def _topology(report: Report) -> Truth:
             "label the nodes or remove the level",
         )
     levels = ", ".join(level.name for level in found.in_use) or "none"
+    if "topology.pack" in report.wish.ignored:
+        return Truth(
+            "Unknown",
+            Reason.PREFERRED_NOT_MET,
+            "spec.topology.pack is not acted on by this version: workers are wherever the "
+            "scheduler put them, use spec.worker.podTemplate.spec.affinity",
+        )
     return Truth("True", Reason.PACKED, f"no packing is asked for; levels in use: {levels}")

@@ -147,6 +147,10 @@ class TestOthers:
         assert told(given, "TopologySatisfied") == ("False", "LevelLabelMissing")
         assert told(report(nodes=[node]), "TopologySatisfied") == ("True", "Packed")
 
+    def test_packing_that_nobody_does_is_not_called_satisfied(self):
+        pack = {"pack": {"level": "hostname", "mode": "Required"}}
+        assert told(report(topology=pack), "TopologySatisfied")[0] == "Unknown"
+
     def test_who_scales(self):
         assert scaling_active("None").reason == Reason.DISABLED
         assert scaling_active("External").status == "True"
