@@ -154,7 +154,7 @@ class TestRollOut:
         assert decided(GroupView(0, self.old), intent=Intent.WAIT).actions == ()
 
 
-def test_a_refused_model_leaves_no_pod_and_makes_none():
+def test_a09_a_refused_model_leaves_no_pod_and_makes_none():
     """A09: pods that found out are removed, pods of an older template serve on."""
     new = pod(0, worker("n0", 0, WorkerPhase.FAILED, error_reason="ModelHasNoExperts"))
     old = pod(1, worker("o1", 1), template_hash=OLD_HASH)
