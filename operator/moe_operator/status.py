@@ -78,6 +78,11 @@ def unreadable_status(found: Unreadable, now: str) -> MoEDeploymentStatus:
     told = {
         ConditionType.ACCEPTED: Truth("False", found.acceptance.reason, message),
         ConditionType.READY: Truth("False", Reason.INVALID_SPEC, message),
+        ConditionType.PROGRESSING: Truth(
+            "False",
+            Reason.COMPLETE,
+            "nothing is done, lost ranks stay lost: the spec is unreadable",
+        ),
     }
     kept = [
         condition

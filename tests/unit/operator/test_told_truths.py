@@ -11,7 +11,7 @@ from moe_api.status import Decision, GroupStatus, MoEDeploymentStatus, RankCount
 from moe_api.worker import WorkerPhase
 from moe_operator.acceptance import MODEL_REASONS, VALID, judge_model
 from moe_operator.conditions import scaling_active, spec_honoured, truths
-from moe_operator.desired import desired
+from moe_operator.desired import Unreadable, desired
 from moe_operator.evidence import Loss, losses
 from moe_operator.group_status import group_status
 from moe_operator.news import news
@@ -20,6 +20,7 @@ from moe_operator.rebalance import Rebalance
 from moe_operator.report import Report
 from moe_operator.rules import GroupView, Intent
 from moe_operator.settings import WorkerDefaults
+from moe_operator.status import unreadable_status
 from tests.support.group_views import (
     SHAPE,
     decided,
@@ -158,6 +159,29 @@ class TestOthers:
 
     def test_ignored_fields_are_named(self):
         assert "spec.router.capacityFactor" in spec_honoured(["router.capacityFactor"]).message
+
+
+class TestUnreadable:
+    def test_what_was_under_way_is_not_any_more(self):
+        rolling = make_condition(
+            ConditionType.PROGRESSING, "True", Reason.ROLLING_OUT, "", generation=2, now="t"
+        )
+        manifest = {
+            "metadata": {"name": "d", "namespace": "ns", "uid": "u", "generation": 3,
+                         "resourceVersion": "1"},
+            "spec": {"model": {"uri": "file:///m"},
+                     "worker": {"podTemplate": {"spec": {"restartPolicy": "Always"}}}},
+            "status": MoEDeploymentStatus(conditions=[rolling]).to_wire(),
+        }  # fmt: skip
+        found = desired(manifest, WorkerDefaults(image="i"))
+        assert isinstance(found, Unreadable)
+        conditions = unreadable_status(found, "now").conditions
+        assert {c.type: (c.status, c.reason) for c in conditions} == {
+            "Ready": ("False", "InvalidSpec"),
+            "Accepted": ("False", "InvalidSpec"),
+            "Progressing": ("False", "Complete"),
+        }
+        assert all("restartPolicy" in c.message for c in conditions if c.type != "Progressing")
 
 
 class TestCounts:
