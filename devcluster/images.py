@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOST_IMAGE = "moe.test/host:1"
+SAME_HOST_IMAGE = "moe.test/host:2"
+"""The same under another name, for who wants to change an image."""
 PAUSE_IMAGE = "moe.test/pause:1"
 HOST_FOLDERS = ("dev", "etc", "opt", "proc", "root", "run", "sys", "tmp", "usr", "var", "var/tmp")
 # What a merged /usr has links for; others are there on some machines only.
@@ -56,7 +58,7 @@ def pause_entries(program: Path) -> list[Entry]:
     return [Entry("pause", content=program.read_bytes())]
 
 
-def archive(tag: str, entries: Sequence[Entry], command: Sequence[str]) -> bytes:
+def archive(tags: Sequence[str], entries: Sequence[Entry], command: Sequence[str]) -> bytes:
     """Return a docker archive with one image; the same input gives the same bytes."""
     layer = _layer(entries)
     layer_digest = hashlib.sha256(layer).hexdigest()
@@ -72,7 +74,7 @@ def archive(tag: str, entries: Sequence[Entry], command: Sequence[str]) -> bytes
     ).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
     layer_name = f"{layer_digest}/layer.tar"
-    manifest = [{"Config": config_name, "RepoTags": [tag], "Layers": [layer_name]}]
+    manifest = [{"Config": config_name, "RepoTags": list(tags), "Layers": [layer_name]}]
     files = {
         layer_name: layer,
         config_name: config,

@@ -187,9 +187,15 @@ def _archives(cluster: Cluster) -> list[Path]:
 def _write_archives(cluster: Cluster) -> list[Path]:
     host, pause = _archives(cluster)
     host.parent.mkdir()
-    host.write_bytes(images.archive(images.HOST_IMAGE, images.host_entries(), ["/bin/sh"]))
+    host.write_bytes(
+        images.archive(
+            (images.HOST_IMAGE, images.SAME_HOST_IMAGE), images.host_entries(), ["/bin/sh"]
+        )
+    )
     pause.write_bytes(
-        images.archive(images.PAUSE_IMAGE, images.pause_entries(cluster.binaries.pause), ["/pause"])
+        images.archive(
+            (images.PAUSE_IMAGE,), images.pause_entries(cluster.binaries.pause), ["/pause"]
+        )
     )
     return [host, pause]
 

@@ -47,12 +47,25 @@ VALID = Acceptance(Reason.VALID, "the spec can be served")
 def judge_manifest(
     manifest: Mapping[str, Any], defaults: WorkerDefaults
 ) -> tuple[MoEDeploymentSpec | None, Acceptance]:
-    """The spec as written (None when it cannot even be read), and whether it can be served."""
+    """The spec as written (None when it cannot even be read), and whether it can be served.
+
+    Overlays are the part that no schema checks at the door. With a refused one the rest of the spec
+    still says how to keep alive what serves; no pod is made of it.
+    """
     try:
         spec = parse(manifest)
     except InvalidSpec as error:
-        return None, Acceptance(Reason.INVALID_SPEC, str(error))
+        return _without_overlay(manifest), Acceptance(Reason.INVALID_SPEC, str(error))
     return spec, _judge_spec(spec, defaults)
+
+
+def _without_overlay(manifest: Mapping[str, Any]) -> MoEDeploymentSpec | None:
+    spec = dict(manifest.get("spec") or {})
+    spec["worker"] = {k: v for k, v in (spec.get("worker") or {}).items() if k != "podTemplate"}
+    try:
+        return parse({**manifest, "spec": spec})
+    except InvalidSpec:
+        return None  # the fault lies elsewhere, and is told already
 
 
 def judge_model(
@@ -95,7 +108,7 @@ def _judge_spec(spec: MoEDeploymentSpec, defaults: WorkerDefaults) -> Acceptance
 
 def _judge_shape(spec: MoEDeploymentSpec, model: ModelShape) -> Acceptance:
     width = spec.parallelism.expert
-    if model.experts < 1 or model.layers < 1:
+    if model.experts < 2 or model.layers < 1:
         return Acceptance(
             Reason.MODEL_HAS_NO_EXPERTS,
             f"spec.model.uri {spec.model.uri}: the model has no layer with experts",

@@ -14,6 +14,7 @@ import pytest
 from devcluster.api import ApiError
 from devcluster.build import CHECKOUT
 from devcluster.cluster import Cluster
+from devcluster.images import SAME_HOST_IMAGE
 from devcluster.waiting import wait_until
 from moe_api import names
 from tests.support.product import OPERATOR_NAMESPACE, Deployment, traffic
@@ -175,10 +176,10 @@ def evict(moe: Deployment, pod: str) -> None:
     moe.cluster.api.request("POST", path, body)
 
 
-def test_changed_template_replaces_every_pod_once(moe: Deployment, answer: str) -> None:
+def test_changed_image_replaces_every_pod_once(moe: Deployment, answer: str) -> None:
     before = moe.uids()
     seen: set[str] = set()
-    moe.apply(worker={"env": [{"name": "TEMPLATE", "value": "changed"}]})
+    moe.apply(worker={"image": SAME_HOST_IMAGE})
 
     def rolled() -> bool:
         seen.update(moe.uids())
@@ -188,6 +189,7 @@ def test_changed_template_replaces_every_pod_once(moe: Deployment, answer: str) 
     moe.wait(rolled, "pods of the new template")
     moe.wait_ready()
     assert len(seen - before) == 3, "each member was replaced exactly once"
+    assert {pod["spec"]["containers"][0]["image"] for pod in moe.pods()} == {SAME_HOST_IMAGE}
     assert moe.answer(PROMPT) == answer
 
 

@@ -31,7 +31,7 @@ def model_folder(request: pytest.FixtureRequest) -> str:
     folder = CHECKOUT / ".state" / "test-models" / "experts"
     folder.mkdir(parents=True, exist_ok=True)
     tiny = CHECKOUT / "examples" / "tiny-moe"
-    config = json.loads((tiny / "config.json").read_text()) | {"num_experts_per_tok": 1}
+    config = json.loads((tiny / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": request.param}))
     for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         (folder / name).unlink(missing_ok=True)

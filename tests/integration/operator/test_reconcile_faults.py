@@ -57,6 +57,19 @@ def test_survivors_serve_on_and_the_lost_rank_is_replaced_exactly_once(
         assert [reason for reason, _ in world.events].count("RankLost") == 1
 
 
+def test_a_refused_edit_does_not_keep_survivors_from_serving_on(world: World):
+    world.create(**THREE)
+    world.converge(world.is_ready)
+    world.edit({"worker": {"podTemplate": {"spec": {"restartPolicy": "Always"}}}})
+    world.converge(lambda: world.condition("Accepted") == ("False", "InvalidSpec"))
+    world.delete_pod(1)
+    world.one_pass()
+    assert generation(world) == 2
+    assert len(world.pods()) == 2, "no pod is made of a spec that is refused"
+    world.edit({"worker": {"podTemplate": None}})
+    world.converge(world.is_ready)
+
+
 def test_a_second_loss_while_the_first_heals(world: World):
     world.create(parallelism={"expert": 4}, experts={"redundantSlotsPerRank": 2})
     world.converge(world.is_ready)

@@ -21,7 +21,7 @@ def _members(content: bytes) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
 
 
 def test_archive_names_its_layer_by_its_digest() -> None:
-    files = _members(archive("moe.test/x:1", [Entry("usr")], ["/bin/sh"]))
+    files = _members(archive(("moe.test/x:1",), [Entry("usr")], ["/bin/sh"]))
     [image] = json.loads(files["manifest.json"][1])
     assert image["RepoTags"] == ["moe.test/x:1"]
     [layer_name] = image["Layers"]
@@ -34,12 +34,12 @@ def test_archive_names_its_layer_by_its_digest() -> None:
 
 def test_same_input_gives_same_bytes() -> None:
     entries = [Entry("a"), Entry("b", link="a"), Entry("c", content=b"x")]
-    assert archive("t:1", entries, []) == archive("t:1", entries, [])
+    assert archive(("t:1",), entries, []) == archive(("t:1",), entries, [])
 
 
 def test_layer_holds_folders_links_and_programs() -> None:
     entries = [Entry("tmp"), Entry("bin", link="usr/bin"), Entry("pause", content=b"\x7fELF")]
-    files = _members(archive("t:1", entries, []))
+    files = _members(archive(("t:1",), entries, []))
     layer = _members(next(data for name, (_, data) in files.items() if name.endswith("layer.tar")))
     assert layer["tmp"][0].isdir()
     assert layer["tmp"][0].mode == 0o1777

@@ -110,6 +110,11 @@ def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
     assert refusal.value.reason == "ModelHasNoExperts"
 
 
+def test_a09_one_expert_is_nothing_to_place(tmp_path: Path) -> None:
+    with pytest.raises(ModelHasNoExperts, match="num_local_experts is 1"):
+        load_architecture(write(tmp_path, {**MIXTRAL_8X7B, "num_local_experts": 1}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -169,8 +169,7 @@ class TestUnreadable:
         manifest = {
             "metadata": {"name": "d", "namespace": "ns", "uid": "u", "generation": 3,
                          "resourceVersion": "1"},
-            "spec": {"model": {"uri": "file:///m"},
-                     "worker": {"podTemplate": {"spec": {"restartPolicy": "Always"}}}},
+            "spec": {"model": {"uri": "file:///m"}, "parallelism": {"expert": 0}},
             "status": MoEDeploymentStatus(conditions=[rolling]).to_wire(),
         }  # fmt: skip
         found = desired(manifest, WorkerDefaults(image="i"))
@@ -181,7 +180,7 @@ class TestUnreadable:
             "Accepted": ("False", "InvalidSpec"),
             "Progressing": ("False", "Complete"),
         }
-        assert all("restartPolicy" in c.message for c in conditions if c.type != "Progressing")
+        assert all("expert" in c.message for c in conditions if c.type != "Progressing")
 
 
 class TestCounts:

@@ -95,6 +95,12 @@ def parse_architecture(config: dict[str, Any]) -> ModelArchitecture:
             f"model_type {model_type!r} has no experts (none of {', '.join(_EXPERT_KEYS)} in "
             "config.json); serve a Mixture-of-Experts model"
         )
+    for key in _EXPERT_KEYS:
+        if config.get(key) == 1:
+            raise ModelHasNoExperts(
+                f"{key} is 1: every token goes to the one expert, there is nothing to place; "
+                "serve a model with two or more"
+            )
     if model_type not in SUPPORTED_MODEL_TYPES:
         raise ModelUnreadable(
             f"model_type {model_type!r} is not supported; supported: "
