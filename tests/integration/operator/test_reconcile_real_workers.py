@@ -63,7 +63,9 @@ def traffic(workers: list[RealWorker], failed: list[str]) -> Iterator[None]:
                     return
                 if answer.status_code == 503 and "drain" in answer.text:
                     return
-                if answer.status_code != 200:
+                if answer.status_code == 503 and "retry-after" in answer.headers:
+                    ended.wait(0.5)  # "not now" between two generations: a client asks again
+                elif answer.status_code != 200:
                     failed.append(f"{worker.member}: {answer.status_code} {answer.text}")
 
     threads = [threading.Thread(target=client, args=(w,)) for w in workers * CLIENTS]
