@@ -21,7 +21,7 @@ from examples.demo.stage import DEPLOYMENT, Stage
 from examples.demo.traffic import Traffic
 
 MODEL_FOLDER = Path(__file__).resolve().parents[1] / "tiny-moe"
-NOISE_BEFORE, NOISE_AFTER = 0.05, 0.03
+NOISE_BEFORE, NOISE_AFTER = 0.03, 0.02
 PER_RANK = 3
 MAX_TOKENS = 16
 PROMPT_CHARACTERS = 400
