@@ -62,6 +62,16 @@ class Api:
     def patch(self, path: str, body: object) -> Any:
         return self.request("PATCH", path, body, content_type=MERGE_PATCH)
 
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object; raises ApiError for any other refusal than 404."""
+        try:
+            self.get(path)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
     def is_ready(self) -> bool:
         """Whether the API server says that it is ready to serve."""
         try:

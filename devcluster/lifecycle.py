@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from devcluster import credentials, images, network, processes
-from devcluster.api import ApiError
 from devcluster.build import Binaries, build
 from devcluster.cgroups import Cgroups
 from devcluster.cluster import Cluster
@@ -158,21 +157,11 @@ def _await_service_accounts(cluster: Cluster) -> None:
     """Wait for the controllers' first work: without it no pod can be made."""
     names = cluster.control_plane.process_names
     wait_until(
-        lambda: _exists(cluster, "/api/v1/namespaces/default/serviceaccounts/default"),
+        lambda: cluster.api.exists("/api/v1/namespaces/default/serviceaccounts/default"),
         60,
         "the controllers to make the default service account",
         check=lambda: processes.require(cluster.instance.state, names),
     )
-
-
-def _exists(cluster: Cluster, path: str) -> bool:
-    try:
-        cluster.api.get(path)
-    except ApiError as error:
-        if error.status == 404:
-            return False
-        raise
-    return True
 
 
 def _prepare_containers(node: Node, cgroups: Cgroups, archives: list[Path]) -> None:

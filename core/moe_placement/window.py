@@ -97,8 +97,8 @@ class ServedSince:
         return replace(self, baseline=baseline, latest=latest)
 
     def rank_loads(self, member_ids: Sequence[int]) -> RankLoadsLR | None:
-        """Measured tokens [L, R] in plan order; None until every member reported twice's worth of
-        tokens."""
+        """Measured tokens [L, R] in plan order; None until every member reported and the tokens are
+        enough."""
         if any(member not in self.latest for member in member_ids) or not member_ids:
             return None
         columns = [self.latest[m][1] - self.baseline[m][1] for m in member_ids]

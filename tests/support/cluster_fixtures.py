@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from devcluster.api import ApiError
 from devcluster.build import CHECKOUT
 from devcluster.cluster import Cluster
 from devcluster.waiting import wait_until
@@ -59,7 +58,9 @@ def fresh_namespace(cluster: Cluster) -> Iterator[str]:
     path = f"/api/v1/namespaces/{name}"
     cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     # Without its service account no pod can be made in it.
-    wait_until(lambda: _exists(cluster, f"{path}/serviceaccounts/default"), 30, f"namespace {name}")
+    wait_until(
+        lambda: cluster.api.exists(f"{path}/serviceaccounts/default"), 30, f"namespace {name}"
+    )
     try:
         yield name
     finally:
@@ -103,13 +104,3 @@ def _refuse(said: str) -> None:
     if os.environ.get(DEMAND) == "1":
         pytest.fail(message)
     pytest.skip(message)
-
-
-def _exists(cluster: Cluster, path: str) -> bool:
-    try:
-        cluster.api.get(path)
-    except ApiError as error:
-        if error.status == 404:
-            return False
-        raise
-    return True
