@@ -1,7 +1,7 @@
 """The rebalancing decision: loads, plan in force, state and time → the next wave, or why not.
 
 One pure function with two shells: `moe_operator.rebalance` and `moe_worker.local`. It chains
-`score` (is it bad?) → `planner` (what would be better?) → trigger (does it pay?) → `migration`
+`score` (is it bad?) → `greedy` (what would be better?) → trigger (does it pay?) → `migration`
 (the next epoch on the way there).
 
 Shapes: L MoE layers, E logical experts, R ranks, S physical slots a rank.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moe_api.plan import FractionsLRS, SlotsLRS, even_fractions
-from moe_placement import migration, planner, score
+from moe_placement import greedy, migration, score
 from moe_placement.score import LoadLE
 
 
@@ -100,7 +100,7 @@ def decide(
     imbalance_now = score.imbalance(now_LR)
     if imbalance_now is None:
         return _skip("NoTraffic", "no tokens in the window")
-    target = planner.plan(load_LE, slots_LRS, policy.serving_slots)
+    target = greedy.plan(load_LE, slots_LRS, policy.serving_slots)
     then_LR = score.rank_loads(target, even_fractions(target), load_LE)
     predicted = score.imbalance(then_LR)
     assert predicted is not None, "the same load has tokens under every placement"

@@ -1,6 +1,6 @@
 """Placements when ranks come and go: repair after a loss, room for newcomers, spare slots restored.
 
-Neighbours: `initial` makes the first placement, `planner` balances later. Members that stay keep
+Neighbours: `initial` makes the first placement, `greedy` balances later. Members that stay keep
 every expert in its slot, so they receive only what would otherwise be nowhere.
 
 Shapes: L MoE layers, E logical experts, R ranks, S physical slots a rank.

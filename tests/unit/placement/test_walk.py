@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moe_api.deployment import slots_per_rank
 from moe_api.plan import SlotsLRS, even_fractions
 from moe_api.serving import Experts
-from moe_placement import initial, membership, migration, planner, score
+from moe_placement import greedy, initial, membership, migration, score
 
 
 @st.composite
@@ -43,14 +43,14 @@ def test_plan_is_complete_bounded_and_never_worse(
     case: tuple[SlotsLRS, np.ndarray, int, int],
 ) -> None:
     slots, load, serving, num_experts = case
-    target = planner.plan(load, slots, serving)
+    target = greedy.plan(load, slots, serving)
     assert_complete(target, num_experts)
     assert ((target >= 0).sum(axis=2) <= serving).all()
     before = score.rank_loads(slots, even_fractions(slots), load)
     after = score.rank_loads(target, even_fractions(target), load)
     assert (after.max(axis=1) <= before.max(axis=1) + 1e-6).all()
     assert np.allclose(after.sum(axis=1), load.sum(axis=1))
-    assert np.array_equal(target, planner.plan(load, slots, serving)), "same input, same plan"
+    assert np.array_equal(target, greedy.plan(load, slots, serving)), "same input, same plan"
 
 
 @settings(deadline=None, max_examples=50)
@@ -60,7 +60,7 @@ def test_a09_without_redundant_slots_a_plan_is_a_permutation(seed: int) -> None:
     load = np.random.default_rng(seed).lognormal(4, 1.5, (2, 12))
     serving = slots_per_rank(Experts(redundant_slots_per_rank=0), 12, 3)
     slots = initial.contiguous(2, 12, 3, serving + 2)
-    target = planner.plan(load, slots, serving)
+    target = greedy.plan(load, slots, serving)
     for layer in target:
         assert sorted(layer[layer >= 0].tolist()) == list(range(12))
         assert ((layer >= 0).sum(axis=1) == serving).all()
@@ -72,7 +72,7 @@ def test_every_epoch_of_the_walk_is_complete_and_the_walk_ends(
     case: tuple[SlotsLRS, np.ndarray, int, int],
 ) -> None:
     slots, load, serving, num_experts = case
-    target = planner.plan(load, slots, serving)
+    target = greedy.plan(load, slots, serving)
     current, waves = slots, 0
     while not migration.reached(current, target):
         wave = migration.next_wave(current, target, max_moves=64)
@@ -88,7 +88,7 @@ def test_every_epoch_of_the_walk_is_complete_and_the_walk_ends(
         assert len(per_rank) == len(set(per_rank)), "one arrival per rank, layer and wave"
         current, waves = wave, waves + 1
         assert waves < 200
-    arrived = planner.plan(load, current, serving)
+    arrived = greedy.plan(load, current, serving)
     assert migration.reached(arrived, current), "unchanged load moves nothing"
 
 
@@ -110,12 +110,12 @@ def test_sources_prefer_the_same_domain() -> None:
 def test_load_that_is_no_count_is_refused(bad: float) -> None:
     slots = initial.contiguous(1, 2, 2, 2)
     with pytest.raises(ValueError, match=r"layer 0, expert 1"):
-        planner.plan(np.array([[1.0, bad]]), slots, 1)
+        greedy.plan(np.array([[1.0, bad]]), slots, 1)
 
 
 def test_zero_load_keeps_the_placement() -> None:
     slots = initial.contiguous(2, 4, 2, 3)
-    assert np.array_equal(planner.plan(np.zeros((2, 4)), slots, 2), slots)
+    assert np.array_equal(greedy.plan(np.zeros((2, 4)), slots, 2), slots)
 
 
 @settings(deadline=None, max_examples=150)
@@ -151,7 +151,7 @@ def test_redundant_copies_make_room_for_what_a_lost_rank_held(
     case: tuple[SlotsLRS, np.ndarray, int, int], data: st.DataObject
 ) -> None:
     slots, load, _, num_experts = case
-    full = planner.plan(load, slots, slots.shape[2])
+    full = greedy.plan(load, slots, slots.shape[2])
     if not membership.survives_rank_loss(full, num_experts):
         return
     lost = data.draw(st.integers(0, full.shape[1] - 1))
