@@ -80,13 +80,13 @@ def draw_load(num_layers: int, num_experts: int, kind: str, rng: np.random.Gener
             load[layer, start : start + width] *= 6
     else:
         raise ValueError(f"unknown load kind {kind!r}; known: {LOADS}")
-    return load / load.sum(axis=1, keepdims=True) * TOKENS_PER_LAYER
+    return np.asarray(load / load.sum(axis=1, keepdims=True) * TOKENS_PER_LAYER)
 
 
 def drift(load_LE: LoadLE, amount: float, rng: np.random.Generator) -> LoadLE:
     """Each expert's load times U(1 − amount, 1 + amount), renormalised per layer."""
     moved = load_LE * rng.uniform(1 - amount, 1 + amount, load_LE.shape)
-    return moved / moved.sum(axis=1, keepdims=True) * load_LE.sum(axis=1, keepdims=True)
+    return np.asarray(moved / moved.sum(axis=1, keepdims=True) * load_LE.sum(axis=1, keepdims=True))
 
 
 def lower_bound(
@@ -216,4 +216,4 @@ def _fraction_sums(
     key = np.arange(num_layers)[:, None, None] * num_experts + slots_LRS
     held = slots_LRS >= 0
     sums = np.bincount(key[held], fractions_LRS[held], minlength=num_layers * num_experts)
-    return sums.reshape(num_layers, num_experts)
+    return np.asarray(sums.reshape(num_layers, num_experts))
