@@ -135,7 +135,7 @@ def _level_bound(
 ) -> npt.NDArray[np.float64]:
     """What no split can beat: the best of load(A) ÷ speed(T) over T = the n most loaded ranks, A =
     the experts that have copies on T alone."""
-    num_layers, num_ranks, num_slots = slots_LRS.shape
+    num_layers, num_ranks, _ = slots_LRS.shape
     order_LR = np.argsort(-level_LR, axis=1, kind="stable")
     place_LR = np.empty_like(order_LR)
     np.put_along_axis(place_LR, order_LR, np.arange(num_ranks)[None, :].repeat(num_layers, 0), 1)
