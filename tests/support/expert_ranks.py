@@ -76,10 +76,11 @@ def run_layers(
     tokens_per_round: int = 512,
     overlap_tokens: int = 64,
     num_experts: int = 8,
-    fractions_LRS: np.ndarray | None = None,
+    shares_QLRS: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Run each batch through layer 0, 1, … in turn with the choices given.
 
+    `shares_QLRS`: per sending rank Q its shares of the copies; absent = even.
     A batch has `x` [T, H], `ids` [T, K], `weights` [T, K] and `tokens` [R].
     Returns the outputs, and what was counted.
     """
@@ -91,11 +92,12 @@ def run_layers(
         bank.write(layer, slot, experts[layer][slots_LRS[layer, _exchange.rank, slot]])
     counters = LoadCounters(num_layers, num_experts, slots_per_rank)
     top_k = batches[0]["ids"].shape[1]
-    layers = ExpertLayers(bank, counters, top_k, renormalise=True, shift=_exchange.rank)
+    layers = ExpertLayers(bank, counters, top_k, renormalise=True)
     shape = DispatchShape(hidden, top_k, slots_per_rank, dtype, tokens_per_round, overlap_tokens)
     layers.join(Dispatcher(_exchange, shape))
-    fractions = even_fractions(slots_LRS) if fractions_LRS is None else fractions_LRS
-    layers.switch(RoutingTable.build(slots_LRS, fractions, num_experts))
+    rank = _exchange.rank
+    shares = even_fractions(slots_LRS) if shares_QLRS is None else shares_QLRS[rank]
+    layers.switch(RoutingTable.build(slots_LRS, shares, num_experts, rank))
     outputs = []
     for batch in batches:
         layers.begin_step(batch["tokens"].tolist())

@@ -39,6 +39,19 @@ def placement(num_ranks: int, copies: int, num_layers: int = 1, seed: int = 0) -
     return slots
 
 
+def shares(slots: np.ndarray, seed: int) -> np.ndarray:
+    """Random shares of the copies, others for every sending rank, zeros among them."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, 4, (slots.shape[1], *slots.shape)).astype(float)
+    for expert in range(EXPERTS):
+        mine = drawn * (slots == expert)
+        totals = mine.sum(axis=(2, 3), keepdims=True)
+        even = (slots == expert) / (slots == expert).sum(axis=(1, 2), keepdims=True)
+        share = np.where(totals > 0, mine / np.maximum(totals, 1), even)
+        drawn = np.where(slots == expert, share, drawn)
+    return np.where(slots >= 0, drawn, 0.0)
+
+
 def batch(
     tokens: list[int], top_k: int, rank: int, seed: int, holes: bool
 ) -> dict[str, torch.Tensor]:
@@ -96,14 +109,17 @@ def test_result_is_the_dense_one_bit_for_bit(pool: worker_processes.Pool, size: 
         top_k=st.sampled_from([1, 2, 4]),
         copies=st.integers(0, EXPERTS),
         holes=st.booleans(),
+        uneven=st.booleans(),
         seed=st.integers(0, 10_000),
         dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     )
-    def check(tokens, top_k, copies, holes, seed, dtype):
+    def check(tokens, top_k, copies, holes, uneven, seed, dtype):
         copies = 0 if size == 1 else copies
         slots = placement(size, copies, seed=seed)
         batches = [batch(tokens, top_k, rank, seed, holes) for rank in range(size)]
-        results = run(pool, size, slots, batches, dtype=dtype, tokens_per_round=128)
+        split = shares(slots, seed) if uneven else None
+        results = run(pool, size, slots, batches, dtype=dtype, tokens_per_round=128,
+                      shares_QLRS=split)  # fmt: skip
         for rank, result in enumerate(results):
             assert torch.equal(result["outputs"][0], dense(batches[rank], dtype))
         chosen = sum(int((b["ids"] >= 0).sum()) for b in batches)

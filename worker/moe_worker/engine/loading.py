@@ -122,12 +122,11 @@ class Loader:
             BlockPool(size.num_blocks),
         )
         counters = LoadCounters(num_layers, arch.num_experts, num_slots)
-        shift = self._settings.member
         return Loaded(
             runner=Runner(Transformer(arch, shared), cache),
             scheduler=scheduler,
             bank=bank,
             counters=counters,
-            layers=ExpertLayers(bank, counters, arch.top_k, arch.router.renorm, shift),
+            layers=ExpertLayers(bank, counters, arch.top_k, arch.router.renorm),
             max_model_len=size.max_model_len,
         )

@@ -28,11 +28,14 @@ from moe_worker.expert.routing_table import RoutingTable
 
 class ExpertLayers:
     def __init__(
-        self, bank: ExpertBank, counters: LoadCounters, top_k: int, renormalise: bool, shift: int
+        self, bank: ExpertBank, counters: LoadCounters, top_k: int, renormalise: bool
     ) -> None:
-        """`shift` (the member's id) moves the starting point among copies."""
         self._bank, self._counters = bank, counters
-        self._top_k, self._renormalise, self._shift = top_k, renormalise, shift
+        self._top_k, self._renormalise = top_k, renormalise
+        # Never set back: epochs may be short, and the first points of a sequence are not yet even.
+        self._sent_LE = torch.zeros(
+            (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
+        )
         self._table: RoutingTable | None = None
         self._dispatcher: Dispatcher | None = None
         self._tokens_R: Sequence[int] = ()
@@ -42,11 +45,8 @@ class ExpertLayers:
         self._dispatcher = dispatcher
 
     def switch(self, table: RoutingTable) -> None:
-        """Put a table in force for all layers, between two steps. Counts per copy begin again."""
+        """Put a table in force for all layers, between two steps."""
         self._table = table
-        self._sent_LE = torch.zeros(
-            (self._bank.num_layers, table.num_experts), dtype=torch.int64, device=self._bank.device
-        )
 
     def begin_step(self, tokens_R: Sequence[int]) -> None:
         """`tokens_R`: tokens of every rank in this step, from the agreement."""
@@ -69,9 +69,7 @@ class ExpertLayers:
         """The same with the choices given (int64 logical ids; −1 and strangers add exactly 0)."""
         assert self._table is not None, "the engine joins and switches before the first step"
         assert self._dispatcher is not None, "the engine joins and switches before the first step"
-        physical_TK, tokens_E = self._table.to_physical(
-            layer, ids_TK, self._sent_LE[layer], self._shift
-        )
+        physical_TK, tokens_E = self._table.to_physical(layer, ids_TK, self._sent_LE[layer])
         strangers = (ids_TK < -1) | (ids_TK >= self._table.num_experts)
         self._counters.count_routed(layer, tokens_E, int(strangers.sum()))
         batch = self._dispatcher.begin(hidden_TH, physical_TK, weights_TK, self._tokens_R)

@@ -1,13 +1,18 @@
 """Where logical experts live: logical → physical ids, and which copy serves which token.
 
 One immutable table per epoch, built while the epoch is staged and put in force by one assignment,
-all layers at once. The choice among an expert's copies follows the plan's fractions: the n-th
-token that this rank sends to an expert since the epoch began gets the point frac(n·φ) of the unit
-interval (a low-discrepancy sequence), and the copy whose share covers that point. So shares are
-right within one big batch and over thousands of small ones alike. Which copy serves a token never
-changes a result.
+all layers at once. Which copy serves a token never changes a result, only who works: the choice
+follows the plan's fractions, by a sequence of low discrepancy. The n-th token that a rank sends to
+an expert gets the point frac(n ÷ φ + start) of the unit interval, and the copy whose share covers
+it. Among any N tokens in a row a copy's count is off its share by O(log N), so shares are right
+within one big batch and over thousands of small ones alike.
 
-Neighbours: `moe_api.plan` is where slots and fractions come from, `layer` keeps the counts,
+`start` differs by layer, expert and member: experts that always occur together, layers and ranks
+are not in phase, and experts with few tokens do not all favour the copy on the lowest rank. Within
+a batch an expert's points are dealt out to its tokens with a turn that differs from step to step,
+so that no place in the batch is tied to a copy, whatever the batch's size.
+
+Neighbours: `moe_api.plan` is where slots and fractions come from, `layer` keeps the counts n,
 `dispatch` sends by physical id = rank × slots_per_rank + slot.
 
 Letters: T tokens, K choices, L layers, E logical experts, C copies of one expert at most, R ranks,
@@ -27,7 +32,10 @@ from moe_api.plan import FractionsLRS, SlotsLRS
 
 _POINT_BITS = 32
 _GOLDEN = -7046029254386353131
-"""2⁶⁴ ÷ φ as a wrapped int64: n · this, top 32 bits, is frac(n·φ⁻¹) in units of 2⁻³²."""
+"""2⁶⁴ ÷ φ as a wrapped int64: n · this, top 32 bits, is frac(n ÷ φ) in units of 2⁻³²."""
+_MEMBER_STEP = 13348189408090370666
+"""2⁶⁴ · (5 + √5) ÷ 10: starts of members 0, 1, 2 … are a low-discrepancy sequence too, and no small
+multiple of 1 ÷ φ apart: ranks a few tokens ahead of each other do not fall into step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +46,8 @@ class RoutingTable:
     """int64, copies in order of physical id, −1 past the last."""
     edges_LEC: Tensor
     """int64, upper end of each copy's share in units of 2⁻³²; the last one is 2³²."""
+    start_LE: Tensor
+    """int64, where this member's sequence of points begins, in units of 2⁻⁶⁴."""
     has_copies_L: tuple[bool, ...]
     """Layers in which some expert has more than one copy."""
 
@@ -47,9 +57,14 @@ class RoutingTable:
         slots_LRS: SlotsLRS,
         fractions_LRS: FractionsLRS,
         num_experts: int,
+        member: int,
         device: str | torch.device = "cpu",
     ) -> RoutingTable:
         """The table of a placement.
+
+        Args:
+            fractions_LRS: share of its expert's tokens per slot that this member sends there.
+            member: whose tokens are sent.
 
         Raises:
             ValueError: an expert without a slot or an id outside the model, by layer.
@@ -81,18 +96,16 @@ class RoutingTable:
             slots_per_rank=slots_per_rank,
             physical_LEC=torch.from_numpy(physical_LEC).to(device),
             edges_LEC=torch.from_numpy(_edges(share_LEC, copies_LE)).to(device),
+            start_LE=torch.from_numpy(_starts(num_layers, num_experts, member)).to(device),
             has_copies_L=tuple(bool(row.max() > 1) for row in copies_LE),
         )
 
-    def to_physical(
-        self, layer: int, ids_TK: Tensor, counts_E: Tensor, shift: int
-    ) -> tuple[Tensor, Tensor]:
+    def to_physical(self, layer: int, ids_TK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
         """Physical expert of each choice, and how many tokens each logical expert got.
 
         Args:
             ids_TK: int64 logical ids; −1 (legal) and ids outside the model map to −1.
-            counts_E: int64 [E], tokens this rank sent to each expert since the epoch began.
-            shift: moves the starting point of the sequence, so that ranks do not begin alike.
+            counts_E: int64 [E], tokens this rank has sent to each expert of the layer before.
 
         Returns (physical int64 [T, K], int64 [E] tokens of this call).
         """
@@ -103,8 +116,11 @@ class RoutingTable:
         if not self.has_copies_L[layer]:
             physical_TK = self.physical_LEC[layer, :, 0][safe_TK]
             return torch.where(valid_TK, physical_TK, -1), chosen_E
-        n_TK = counts_E[safe_TK] + _occurrence(ids_TK, valid_TK, self.num_experts) + shift
-        point_TK = (n_TK * _GOLDEN >> (64 - _POINT_BITS)) & ((1 << _POINT_BITS) - 1)
+        start_E = self.start_LE[layer]
+        turn_E = _mixed(counts_E + start_E) % chosen_E.clamp(min=1)
+        place_TK = _occurrence(ids_TK, valid_TK, self.num_experts) + turn_E[safe_TK]
+        n_TK = counts_E[safe_TK] + place_TK % chosen_E[safe_TK].clamp(min=1)
+        point_TK = _top_bits(n_TK * _GOLDEN + start_E[safe_TK], _POINT_BITS)
         copy_TK = (point_TK[..., None] >= self.edges_LEC[layer][safe_TK]).sum(dim=-1)
         physical_TK = self.physical_LEC[layer][safe_TK, copy_TK]
         return torch.where(valid_TK, physical_TK, -1), chosen_E
@@ -138,6 +154,28 @@ def _edges(
     edges: npt.NDArray[np.int64] = np.round(sums_LEC / sums_LEC[..., -1:] * whole).astype(np.int64)
     edges[np.arange(share_LEC.shape[2]) >= copies_LE[..., None] - 1] = whole
     return edges
+
+
+def _starts(num_layers: int, num_experts: int, member: int) -> npt.NDArray[np.int64]:
+    """Scattered over the unit interval by layer and expert, evenly spread by member."""
+    number_LE = np.arange(num_layers * num_experts, dtype=np.int64).reshape(num_layers, -1)
+    scattered: npt.NDArray[np.int64] = _mixed(torch.from_numpy(number_LE)).numpy()
+    step = np.asarray(member * _MEMBER_STEP % (1 << 64), dtype=np.uint64).astype(np.int64)
+    # Sums of int64 wrap around as fractions of the interval do.
+    return (scattered << 1) + step
+
+
+def _mixed(n: Tensor) -> Tensor:
+    """A well-scattered int64 ≥ 0 (63 bits) for each int64: the finaliser of splitmix64."""
+    n = n * _GOLDEN
+    n = (n ^ _top_bits(n, 34)) * -4658895280553007687
+    n = (n ^ _top_bits(n, 37)) * -7723592293110705685
+    return (n ^ _top_bits(n, 33)) & ((1 << 63) - 1)
+
+
+def _top_bits(n: Tensor, count: int) -> Tensor:
+    """The highest `count` bits as an int64 ≥ 0."""
+    return (n >> (64 - count)) & ((1 << count) - 1)
 
 
 def _occurrence(ids_TK: Tensor, valid_TK: Tensor, num_experts: int) -> Tensor:
