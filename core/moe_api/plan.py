@@ -121,14 +121,24 @@ class GroupPlan(Document):
 
 
 def encode_layers(slots: SlotsLRS, fractions: FractionsLRS | None = None) -> list[LayerPlacement]:
-    """Arrays [L, R, S] to the wire form; fractions None = even split."""
+    """Arrays [L, R, S] to the wire form; fractions None = even split.
+
+    Fractions are rounded so that an expert's copies sum to FRACTION_UNITS (largest remainder); a
+    layer that is split evenly carries none.
+    """
+    given: list[str | None] = [None] * len(slots)
+    if fractions is not None:
+        units = fraction_units(slots, fractions)
+        uneven_L = ~np.isclose(fractions, even_fractions(slots), rtol=0, atol=1e-9).all(axis=(1, 2))
+        for layer in np.flatnonzero(uneven_L).tolist():
+            given[layer] = base64.b64encode(units[layer].astype(">u2").tobytes()).decode()
     return [
         LayerPlacement(
             layer=layer,
-            slots=";".join(",".join(str(int(e)) for e in row) for row in slots[layer]),
-            fractions=None if fractions is None else _encode_units(slots[layer], fractions[layer]),
+            slots=";".join(",".join(map(str, row)) for row in rows),
+            fractions=given[layer],
         )
-        for layer in range(slots.shape[0])
+        for layer, rows in enumerate(slots.tolist())
     ]
 
 
@@ -151,12 +161,20 @@ def decode_slots(layers: Sequence[LayerPlacement], num_ranks: int) -> SlotsLRS:
 
 
 def decode_fractions(layers: Sequence[LayerPlacement], slots: SlotsLRS) -> FractionsLRS:
-    """Wire form to float64 [L, R, S]; a layer without fractions gets an even split."""
+    """Wire form to float64 [L, R, S]; a layer without fractions gets an even split.
+
+    Raises PlanError naming the layer whose fractions do not fit its slots.
+    """
     out = even_fractions(slots)
     for index, placement in enumerate(layers):
         if placement.fractions is None:
             continue
-        units = np.frombuffer(base64.b64decode(placement.fractions), dtype=">u2")
+        try:
+            units = np.frombuffer(base64.b64decode(placement.fractions), dtype=">u2")
+        except ValueError as error:
+            raise PlanError(
+                f"layer {placement.layer}: fractions are not base64 of uint16: {error}"
+            ) from error
         if units.size != slots[index].size:
             raise PlanError(
                 f"layer {placement.layer}: {units.size} fractions for {slots[index].size} slots"
@@ -176,14 +194,26 @@ def even_fractions(slots: SlotsLRS) -> FractionsLRS:
     return out
 
 
-def _encode_units(slots_RS: npt.NDArray[np.int32], fractions_RS: npt.NDArray[np.float64]) -> str:
-    """Round to uint16 so that each expert's copies sum to FRACTION_UNITS (largest remainder)."""
-    flat, share = slots_RS.ravel(), fractions_RS.ravel() * FRACTION_UNITS
-    units = np.floor(share).astype(np.int64)
-    for expert in np.unique(flat[flat >= 0]):
-        where = np.flatnonzero(flat == expert)
-        missing = FRACTION_UNITS - int(units[where].sum())
-        order = where[np.argsort(-(share - units)[where], kind="stable")]
-        for step in range(abs(missing)):
-            units[order[step % len(order)]] += 1 if missing > 0 else -1
-    return base64.b64encode(units.astype(">u2").tobytes()).decode()
+def fraction_units(slots: SlotsLRS, fractions: FractionsLRS) -> npt.NDArray[np.int64]:
+    """Fractions in units of 1 / FRACTION_UNITS, int64 [L, R, S], that sum exactly for each expert.
+
+    An expert whose fractions are all zero is split evenly.
+    """
+    layer_N, rank_N, slot_N = np.nonzero(slots >= 0)
+    key_N = layer_N * (int(slots.max(initial=0)) + 1) + slots[layer_N, rank_N, slot_N]
+    _, expert_N = np.unique(key_N, return_inverse=True)
+    share_N = np.maximum(fractions[layer_N, rank_N, slot_N], 0.0)
+    total_N = np.bincount(expert_N, share_N)[expert_N]
+    copies_N = np.bincount(expert_N)[expert_N]
+    share_N = np.where(total_N > 0, share_N / np.where(total_N > 0, total_N, 1.0), 1.0 / copies_N)
+    exact_N = share_N * FRACTION_UNITS
+    units_N = np.floor(exact_N).astype(np.int64)
+    missing_E = FRACTION_UNITS - np.bincount(expert_N, units_N).astype(np.int64)
+    # One more unit for the largest remainders of each expert, among equals the lowest slot.
+    order = np.lexsort((np.arange(len(expert_N)), units_N - exact_N, expert_N))
+    first_E = np.searchsorted(expert_N[order], np.arange(len(missing_E)))
+    place_N = np.arange(len(order)) - first_E[expert_N[order]]
+    units_N[order] += place_N < missing_E[expert_N[order]]
+    out = np.zeros(slots.shape, dtype=np.int64)
+    out[layer_N, rank_N, slot_N] = units_N
+    return out

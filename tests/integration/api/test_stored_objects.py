@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from devcluster.cluster import Cluster
@@ -88,7 +89,9 @@ def test_g05_replicas_left_out_are_one_so_that_scale_can_be_read(
 def large_plan() -> GroupPlan:
     """61 layers × 288 slots on 32 ranks, with fractions and the plan in force beside it."""
     plan = group_plan(num_layers=61, num_ranks=32, slots_per_rank=9, num_experts=256)
-    layers = encode_layers(plan.slots(), plan.fractions())
+    fractions = np.random.default_rng(0).random(plan.slots().shape)
+    layers = encode_layers(plan.slots(), fractions)
+    assert all(layer.fractions for layer in layers)
     previous = PreviousPlacement(epoch=1, layers=layers)
     return plan.model_copy(update={"layers": layers, "previous": previous, "epoch": 2}).sealed()
 
