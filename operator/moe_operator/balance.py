@@ -84,6 +84,8 @@ class Balance:
     """Whether every member answered then."""
     load_LE: LoadLE | None = None
     """Load of the window; None = no sample."""
+    known_LE: LoadLE | None = None
+    """The last sample there was, however old."""
     measured: Imbalance | None = None
     """From tokens that slots received under the plan in force; None = too few."""
     peaks: float | None = None
@@ -121,14 +123,15 @@ class Balance:
             return replace(self, read_at=now, heard=False, load_LE=None)
         window = self.window.observe(reports, now)
         served = self.served.observe(reports)
-        loads = served.rank_loads(member_ids)
+        loads, load_LE = served.rank_loads(member_ids), window.load(len(member_ids))
         old = now - self.served_since >= self.window.window_seconds
         out = replace(
             self,
             read_at=now,
             heard=True,
             window=window,
-            load_LE=window.load(len(member_ids)),
+            load_LE=load_LE,
+            known_LE=self.known_LE if load_LE is None else load_LE,
             served=replace(served, baseline=served.latest) if old else served,
             served_since=now if old else self.served_since,
         )

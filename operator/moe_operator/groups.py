@@ -18,6 +18,7 @@ from moe_operator.pods import PodView
 from moe_operator.regroup import Regrouping, regroup
 from moe_operator.replacement import Pausing, PodPlan, fill
 from moe_operator.rules import Ages, GroupRules, GroupView, Intent
+from moe_placement.score import LoadLE
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,20 @@ class GroupOutcome:
         return sum(m.state is MemberState.SERVING for m in self.members)
 
 
-def decide_group(view: GroupView, rules: GroupRules, intent: Intent, ages: Ages) -> GroupOutcome:
+def decide_group(
+    view: GroupView, rules: GroupRules, intent: Intent, ages: Ages, load_LE: LoadLE | None = None
+) -> GroupOutcome:
     """Every step that may be taken now; taking them again does no harm.
+
+    Args:
+        load_LE: the group's load known last, None = unknown.
 
     Raises:
         plans.PlanTooLarge, moe_placement.initial.InsufficientSlots: from `regroup`.
     """
     members = view.members(rules, ages)
     ending = intent in (Intent.ROLL, Intent.REMOVE, Intent.REFUSE)
-    regrouping = regroup(view, rules, members, ages, ending=ending)
+    regrouping = regroup(view, rules, members, ages, load_LE, ending=ending)
     pods = _pods(view, rules, members, intent, ages)
     stored = view.stored.plan if view.stored else None
     plan = regrouping.plan or stored

@@ -15,15 +15,18 @@ from moe_api.document import DocumentError
 from moe_api.placement import MAX_STORED_BYTES
 from moe_api.plan import (
     GroupPlan,
+    LayerPlacement,
     Member,
     PlanLimits,
     PreviousPlacement,
     SlotsLRS,
+    decode_fractions,
     decode_slots,
     encode_layers,
 )
 from moe_api.worker import WorkerState
 from moe_operator.pods import PodView
+from moe_placement.placement import Placement
 
 
 class PlanTooLarge(ValueError):
@@ -64,7 +67,11 @@ class Placed:
     """The placement that a group really runs."""
 
     epoch: int
-    slots_LRS: SlotsLRS
+    placement: Placement
+
+    @property
+    def slots_LRS(self) -> SlotsLRS:
+        return self.placement.slots_LRS
 
 
 def placed(plan: GroupPlan, states: Iterable[WorkerState]) -> Placed:
@@ -74,9 +81,10 @@ def placed(plan: GroupPlan, states: Iterable[WorkerState]) -> Placed:
     """
     applied = max((s.applied_epoch for s in states if s.generation == plan.generation), default=0)
     if plan.previous is not None and applied < plan.epoch:
-        slots = decode_slots(plan.previous.layers, num_ranks=len(plan.members))
-        return Placed(plan.previous.epoch, slots)
-    return Placed(plan.epoch, plan.slots())
+        layers = plan.previous.layers
+        slots = decode_slots(layers, num_ranks=len(plan.members))
+        return Placed(plan.previous.epoch, Placement(slots, decode_fractions(layers, slots)))
+    return Placed(plan.epoch, Placement(plan.slots(), plan.fractions()))
 
 
 def num_experts(slots_LRS: SlotsLRS) -> int:
@@ -105,7 +113,7 @@ def first(
     leader_epoch: int,
     after: tuple[int, int],
     members: Sequence[Member],
-    slots_LRS: SlotsLRS,
+    placement: Placement,
     limits: PlanLimits,
 ) -> GroupPlan:
     """The plan of a group that forms anew; numbers go on after those of the past, (generation,
@@ -118,7 +126,7 @@ def first(
         generation=after[0] + 1,
         epoch=after[1] + 1,
         members=list(members),
-        layers=encode_layers(slots_LRS),
+        layers=_encoded(placement),
         limits=limits,
     )
     return _checked(plan)
@@ -129,7 +137,7 @@ def regrouped(
     leader_epoch: int,
     after: tuple[int, int],
     members: Sequence[Member],
-    slots_LRS: SlotsLRS,
+    placement: Placement,
     limits: PlanLimits,
 ) -> GroupPlan:
     """The next generation; numbers go on `after` (generation, epoch) of all that anyone has seen.
@@ -141,7 +149,7 @@ def regrouped(
         "generation": after[0] + 1,
         "epoch": after[1] + 1,
         "members": list(members),
-        "layers": encode_layers(slots_LRS),
+        "layers": _encoded(placement),
         "limits": limits,
         "previous": None,
     }
@@ -149,14 +157,14 @@ def regrouped(
 
 
 def wave(
-    plan: GroupPlan, leader_epoch: int, current: Placed, slots_LRS: SlotsLRS, limits: PlanLimits
+    plan: GroupPlan, leader_epoch: int, current: Placed, placement: Placement, limits: PlanLimits
 ) -> GroupPlan:
     """The next epoch of the same generation; what is in force stays named until it is switched."""
-    previous = PreviousPlacement(epoch=current.epoch, layers=encode_layers(current.slots_LRS))
+    previous = PreviousPlacement(epoch=current.epoch, layers=_encoded(current.placement))
     update = {
         "leader_epoch": leader_epoch,
         "epoch": plan.epoch + 1,
-        "layers": encode_layers(slots_LRS),
+        "layers": _encoded(placement),
         "limits": limits,
         "previous": previous,
     }
@@ -166,6 +174,10 @@ def wave(
 def raised(plan: GroupPlan, leader_epoch: int) -> GroupPlan:
     """The same plan under this leader: it only raises the fence against the one before."""
     return plan.model_copy(update={"leader_epoch": leader_epoch}).sealed()
+
+
+def _encoded(placement: Placement) -> list[LayerPlacement]:
+    return encode_layers(placement.slots_LRS, placement.fractions_LRS)
 
 
 def _checked(plan: GroupPlan) -> GroupPlan:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from moe_api.load import LoadReport
-from moe_api.plan import GroupPlan, PlanLimits, even_fractions
+from moe_api.plan import GroupPlan, PlanLimits
 from moe_api.status import Decision as DecisionStatus
 from moe_api.worker import WorkerState
 from moe_operator import plans
@@ -29,6 +29,8 @@ from moe_operator.texts import cut
 from moe_operator.timestamps import timestamp
 from moe_placement import migration, score
 from moe_placement.decide import Decision, Mode, Policy, Verdict, Walk, decide
+from moe_placement.placement import Placement
+from moe_placement.score import LoadLE
 
 _WORDS: dict[Verdict, Literal["Applied", "Recommended", "Skipped", "Deferred", "Aborted"]] = {
     Verdict.APPLIED: "Applied",
@@ -95,6 +97,12 @@ def rebalance(
     records = tuple(r for r in (trip, aborted, refusal) if r is not None)
     gave_up = current.epoch < plan.epoch and outcome.plan == plan
     return Rebalance(outcome, balance, decision, records, aborted=gave_up)
+
+
+def known_loads(ctx: Context, wish: Desired) -> dict[int, LoadLE]:
+    """Per group the load known last; groups of which none is known are left out."""
+    notes: dict[int, Balance] = ctx.memory.of(wish.key, "balance", dict)
+    return {group: note.known_LE for group, note in notes.items() if note.known_LE is not None}
 
 
 def policy(wish: Desired, slots_per_rank: int) -> Policy:
@@ -193,25 +201,35 @@ def _loads(ctx: Context, outcome: GroupOutcome, token: str) -> list[LoadReport]:
 def _decide(
     ctx: Context, wish: Desired, balance: Balance, plan: GroupPlan, current: Placed, now: float
 ) -> tuple[Decision, Balance, GroupPlan | None]:
-    fractions = even_fractions(current.slots_LRS)
+    placement = current.placement
     allowed = policy(wish, current.slots_LRS.shape[2])
     if allowed.mode is not Mode.AUTO:
         balance = replace(balance, walk=Walk(None, balance.walk.ended_seconds))
     walking = balance.walk.target_LRS is not None
     if balance.heard or walking or allowed.mode is Mode.OFF:
-        decision = decide(balance.load_LE, current.slots_LRS, fractions, balance.walk, allowed, now)
+        decision = decide(
+            balance.load_LE,
+            placement.slots_LRS,
+            placement.fractions_LRS,
+            balance.walk,
+            allowed,
+            now,
+        )
     else:
         decision = Decision(Verdict.SKIPPED, "NoMetrics", "not every member reported its load")
     if decision.wave_LRS is None:
         if balance.walk.target_LRS is not None:  # a walk that cannot go on is over
             balance = replace(balance, walk=Walk(None, now))
         return decision, balance, None
-    wave = plans.wave(plan, ctx.leader_epoch, current, decision.wave_LRS, limits(wish))
+    arriving = Placement.even(decision.wave_LRS)
+    wave = plans.wave(plan, ctx.leader_epoch, current, arriving, limits(wish))
     trip = balance.trip
     if decision.figures is not None:  # a walk begins
         before = balance.peaks
         if before is None and balance.load_LE is not None:
-            before = peaks(score.rank_loads(current.slots_LRS, fractions, balance.load_LE))
+            before = peaks(
+                score.rank_loads(placement.slots_LRS, placement.fractions_LRS, balance.load_LE)
+            )
         trip = Trip(
             timestamp(ctx.clock),
             decision.figures,

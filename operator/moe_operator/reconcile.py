@@ -30,7 +30,7 @@ from moe_operator.news import news
 from moe_operator.observe import Observation, observe
 from moe_operator.placement_status import expert_placement_status
 from moe_operator.plans import PlanTooLarge
-from moe_operator.rebalance import Rebalance, limits, rebalance
+from moe_operator.rebalance import Rebalance, known_loads, limits, rebalance
 from moe_operator.report import Report
 from moe_operator.rollout import intents
 from moe_operator.rules import Ages, GroupRules, Intent
@@ -38,6 +38,7 @@ from moe_operator.timestamps import timestamp
 from moe_operator.worker_config import worker_config
 from moe_operator.workqueue import Result
 from moe_placement.initial import InsufficientSlots
+from moe_placement.score import LoadLE
 
 MOVING_SECONDS = 0.5
 """Time to the next look while something is under way."""
@@ -61,7 +62,7 @@ def reconcile(ctx: Context, key: Key) -> Result:
     model, acceptance = judge(wish, seen)
     rules = group_rules(ctx, wish, seen, model)
     ages = _see(ctx, wish, seen, rules)
-    outcomes, problems = decide(wish, seen, rules, acceptance, ages)
+    outcomes, problems = decide(wish, seen, rules, acceptance, ages, known_loads(ctx, wish))
     groups = [Rebalance(outcome) for outcome in outcomes]
     if token is None:
         problems.append(_no_token(wish))
@@ -124,7 +125,12 @@ def group_rules(
 
 
 def decide(
-    wish: Desired, seen: Observation, rules: GroupRules, acceptance: Acceptance, ages: Ages
+    wish: Desired,
+    seen: Observation,
+    rules: GroupRules,
+    acceptance: Acceptance,
+    ages: Ages,
+    loads: Mapping[int, LoadLE],
 ) -> tuple[list[GroupOutcome], list[str]]:
     """What to do with each group, and what cannot be done, in words for people."""
     serving = {
@@ -136,7 +142,7 @@ def decide(
     for index, intent in intents(wish.spec.replicas, serving, outdated, acceptance).items():
         view = seen.group(index)
         try:
-            outcomes.append(decide_group(view, rules, intent, ages))
+            outcomes.append(decide_group(view, rules, intent, ages, loads.get(index)))
         except (PlanTooLarge, InsufficientSlots) as error:
             outcomes.append(GroupOutcome(view, intent, tuple(view.members(rules, ages))))
             problems.append(f"group {wish.group_name(index)}: {error}")

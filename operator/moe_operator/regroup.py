@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moe_api.plan import GroupPlan, Member, SlotsLRS
+from moe_api.plan import GroupPlan, Member
 from moe_api.worker import WorkerPhase
 from moe_operator import plans
 from moe_operator.members import MemberState, MemberView
 from moe_operator.pods import PodView
 from moe_operator.rules import Ages, GroupRules, GroupView
 from moe_placement import initial, membership
+from moe_placement.resplit import resplit
+from moe_placement.score import LoadLE
 
 MEET_SECONDS = 60.0
 """Members that all have their weights and have not met after this long get a new generation."""
@@ -38,12 +40,14 @@ def regroup(
     rules: GroupRules,
     members: list[MemberView],
     ages: Ages,
+    load_LE: LoadLE | None = None,
     *,
     ending: bool,
 ) -> Regrouping:
     """What the membership should be next.
 
     Args:
+        load_LE: the group's load known last, by which copies share their tokens; None = unknown.
         ending: the group goes away as a whole: heal it for the requests it still has, admit nobody.
 
     Raises:
@@ -61,12 +65,12 @@ def regroup(
     if fault:
         for kept in (staying, alive):
             if _can_serve(view.stored.plan, rules, len(kept) + len(newcomers)):
-                return _next(view, rules, alive, kept, newcomers, fault)
+                return _next(view, rules, alive, kept, newcomers, load_LE, fault)
         return Regrouping(why=fault, short=True)
     if (leavers or newcomers) and view.settled():
         if _can_serve(view.stored.plan, rules, len(staying) + len(newcomers)):
             why = _planned(leavers, newcomers)
-            return _next(view, rules, alive, staying, newcomers, why)
+            return _next(view, rules, alive, staying, newcomers, load_LE, why)
     return Regrouping()
 
 
@@ -86,7 +90,7 @@ def _form(view: GroupView, rules: GroupRules) -> Regrouping:
         rules.leader_epoch,
         _numbers_used(view),
         [_member(pod, rules) for pod in pods],
-        slots,
+        resplit(slots, None),
         rules.limits,
     )
     return Regrouping(plan, f"{rules.width} workers wait: the group forms")
@@ -98,12 +102,13 @@ def _next(
     alive: list[MemberView],
     kept: list[MemberView],
     newcomers: list[PodView],
+    load_LE: LoadLE | None,
     why: str,
 ) -> Regrouping:
     assert view.stored is not None, "members come from a stored plan"
     plan = view.stored.plan
     states = [m.worker for m in alive if m.worker is not None]
-    slots_LRS: SlotsLRS = plans.placed(plan, states).slots_LRS
+    slots_LRS = plans.placed(plan, states).slots_LRS
     rows: list[int | None] = [m.rank for m in kept]
     slots = membership.admit(
         slots_LRS,
@@ -113,7 +118,8 @@ def _next(
     )
     members = [_again(m, rules) for m in kept] + [_member(pod, rules) for pod in newcomers]
     after = _numbers_used(view)
-    next_plan = plans.regrouped(plan, rules.leader_epoch, after, members, slots, rules.limits)
+    placement = resplit(slots, load_LE)
+    next_plan = plans.regrouped(plan, rules.leader_epoch, after, members, placement, rules.limits)
     return Regrouping(next_plan, why)
 
 

@@ -19,6 +19,8 @@ from moe_operator.plans import StoredPlan
 from moe_operator.pods import PodEnd, PodView
 from moe_operator.rules import Ages, GroupRules, GroupView, Intent
 from moe_placement import initial
+from moe_placement.placement import Placement
+from moe_placement.score import LoadLE
 
 HASH = "new0000000"
 OLD_HASH = "old0000000"
@@ -99,7 +101,8 @@ def plan_of(
         slots = initial.contiguous(SHAPE.layers, SHAPE.experts, len(listed), 3)
     members = [plans.member_of(p if p.state else replace(p, state=waiting(p.uid, p.member)), ())
                for p in listed]  # fmt: skip
-    return plans.first("ns", "d", 0, 1, (generation - 1, epoch - 1), members, slots, PlanLimits())
+    after, placement = (generation - 1, epoch - 1), Placement.even(slots)
+    return plans.first("ns", "d", 0, 1, after, members, placement, PlanLimits())
 
 
 def stored(plan: GroupPlan) -> StoredPlan:
@@ -125,8 +128,9 @@ def decided(
     given: GroupRules | None = None,
     intent: Intent = Intent.KEEP,
     ages: Ages | None = None,
+    load_LE: LoadLE | None = None,
 ) -> GroupOutcome:
-    return decide_group(view, given or rules(), intent, ages or {})
+    return decide_group(view, given or rules(), intent, ages or {}, load_LE)
 
 
 def rows(plan: GroupPlan) -> list[list[int]]:

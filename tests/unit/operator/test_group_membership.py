@@ -13,6 +13,8 @@ from moe_operator.actions import CreatePod, StorePlan
 from moe_operator.groups import listeners
 from moe_operator.members import MemberState
 from moe_operator.rules import GroupView, Intent
+from moe_placement import score
+from moe_placement.placement import Placement
 from tests.support.group_views import (
     OLD_HASH,
     decided,
@@ -330,10 +332,7 @@ def test_a_new_leader_only_raises_the_fence():
 def test_an_abandoned_wave_leaves_the_placement_before_in_force_for_the_next_generation():
     view = serving_group()
     plan = view.stored.plan
-    current = plans.Placed(1, plan.slots())
-    target = plan.slots().copy()
-    target[0, 0, 2] = 5
-    wave = plans.wave(plan, 1, current, target, plan.limits)
+    wave = plans.wave(plan, 1, in_force(plan), one_more_copy(plan), plan.limits)
     assert wave.epoch == 2
     assert wave.previous.epoch == 1
     states = [worker(f"u{m}", m, staged_epoch=1, abandoned_epoch=2) for m in range(3)]
@@ -347,13 +346,50 @@ def test_an_abandoned_wave_leaves_the_placement_before_in_force_for_the_next_gen
 def test_a_half_switched_wave_counts_as_switched():
     view = serving_group()
     plan = view.stored.plan
-    target = plan.slots().copy()
-    target[0, 0, 2] = 5
-    wave = plans.wave(plan, 1, plans.Placed(1, plan.slots()), target, plan.limits)
+    wave = plans.wave(plan, 1, in_force(plan), one_more_copy(plan), plan.limits)
     states = [worker("u0", 0, DISRUPTED, epoch=2), worker("u2", 2, DISRUPTED, epoch=1)]
     found = plans.placed(wave, states)
     assert found.epoch == 2
     assert found.slots_LRS[0, 0].tolist() == [0, 1, 5]
+    assert found.placement.fractions_LRS[0, 0].tolist() == pytest.approx([1, 1, 0.25], abs=1e-4)
+
+
+def test_fractions_in_force_stay_named_beside_those_of_a_wave():
+    view = serving_group()
+    plan = view.stored.plan
+    first = plans.wave(plan, 1, in_force(plan), one_more_copy(plan), plan.limits)
+    shifted = one_more_copy(plan, share=0.9)
+    second = plans.wave(first, 1, in_force(first), shifted, plan.limits)
+    assert np.array_equal(second.slots(), first.slots()), "an epoch of fractions alone"
+    assert second.fractions()[0, 0, 2] == pytest.approx(0.9, abs=1e-4)
+    before = plans.placed(second, [worker(f"u{m}", m, epoch=2) for m in range(3)])
+    assert before.epoch == 2
+    assert before.placement.fractions_LRS[0, 0, 2] == pytest.approx(0.25, abs=1e-4)
+    assert first.hash != second.hash
+
+
+def in_force(plan):
+    return plans.Placed(plan.epoch, Placement(plan.slots(), plan.fractions()))
+
+
+def one_more_copy(plan, share=0.25):
+    """Expert 5 of layer 0 also on rank 0, with a share of its tokens."""
+    slots, fractions = plan.slots().copy(), plan.fractions()
+    slots[0, 0, 2] = 5
+    fractions[0, 0, 2], fractions[0, 2, 1] = share, 1 - share
+    return Placement(slots, fractions)
+
+
+def test_copies_share_the_load_known_last_also_among_survivors():
+    slots = np.asarray([[[0, 1, 2, -1], [0, 3, -1, -1], [4, 5, -1, -1]]] * 2, dtype=np.int32)
+    view = serving_group()
+    view = replace(view, stored=stored(plan_of(view.pods, slots=slots)))
+    load = np.asarray([[80.0, 20, 20, 20, 20, 20]] * 2)
+    plan = decided(with_pods(view, gone=[2]), load_LE=load).plan
+    loads = score.rank_loads(plan.slots(), plan.fractions(), load)
+    assert loads[0].tolist() == pytest.approx([90.0, 90.0], abs=0.01)
+    unknown = decided(with_pods(view, gone=[2])).plan
+    assert unknown.fractions()[unknown.slots() == 0].tolist() == [0.5] * 4
 
 
 def test_members_of_a_plan_have_as_many_domains_each():
