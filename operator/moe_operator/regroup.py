@@ -1,8 +1,9 @@
 """The next membership of a group: form it, go on without the lost, admit newcomers, let leavers go.
 
 Pure. A fault needs no permission and waits for nobody; a planned change waits until the present
-plan is in force everywhere. Who stays keeps its slots (`moe_placement.membership`). One plan is
-under way at a time; a newer one replaces it, so a newcomer that dies takes nothing down with it.
+plan is in force everywhere. Who stays keeps its slots (`moe_placement.membership`), copies share
+tokens by the load known last. One plan is under way at a time; a newer one replaces it, so a
+newcomer that dies takes nothing down with it.
 Neighbours: `rules` (what is given), `plans` (builds the documents), `groups` (asks here).
 """
 
