@@ -56,7 +56,8 @@ def lower_bound(
         _carried(sorted_LE, slots_R, speeds_R), sorted_LE[:, 0] / fastest_R[most - 1]
     )
     if most == 1 or int(slots_R.sum()) == load_LE.shape[1]:
-        return np.maximum(bound_L, _pigeonhole(sorted_LE, slots_R, speeds_R))
+        bound_L = np.maximum(bound_L, _pigeonhole(sorted_LE, slots_R, speeds_R))
+        return np.asarray(bound_L)
     return _room(load_LE, bound_L, fastest_R[:most], int(slots_R.sum()))
 
 
