@@ -13,6 +13,7 @@ import numpy.typing as npt
 from examples.demo.forward import Forward
 from moe_api.load import LoadReport
 from moe_api.names import CONTROL_LOAD, CONTROL_PORT, CONTROL_STATE
+from moe_api.plan import GroupPlan
 from moe_api.worker import WorkerState
 from moe_placement import score
 
@@ -23,6 +24,9 @@ class Reading:
 
     epochs: tuple[int, ...]
     served_LR: npt.NDArray[np.float64]
+    """Tokens that each rank's slots received."""
+    routed_LE: npt.NDArray[np.float64]
+    """Tokens that chose each expert."""
 
 
 class Workers:
@@ -39,7 +43,9 @@ class Workers:
             LoadReport.from_json(self._get(forward, CONTROL_LOAD)) for forward in self._forwards
         ]
         served = [np.asarray(report.served, dtype=np.float64).sum(axis=1) for report in reports]
-        return Reading(tuple(report.epoch for report in reports), np.stack(served, axis=1))
+        routed = sum(np.asarray(report.routed, dtype=np.float64) for report in reports)
+        epochs = tuple(report.epoch for report in reports)
+        return Reading(epochs, np.stack(served, axis=1), np.asarray(routed))
 
     def states(self) -> list[WorkerState]:
         return [
@@ -58,6 +64,13 @@ class Workers:
 def assignments(since: Reading, now: Reading) -> int:
     """Tokens served between two readings in the busiest layer, summed over ranks."""
     return int((now.served_LR - since.served_LR).sum(axis=1).max())
+
+
+def predicted(plan: GroupPlan, since: Reading, now: Reading) -> float | None:
+    """Imbalance that `plan` promises for what was routed between two readings."""
+    load_LE = now.routed_LE - since.routed_LE
+    found = score.imbalance(score.rank_loads(plan.slots(), plan.fractions(), load_LE))
+    return None if found is None else found.worst
 
 
 def imbalance(since: Reading, now: Reading) -> float | None:

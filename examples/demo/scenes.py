@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,16 +13,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from examples.demo.forward import Forward
 from examples.demo.kube import DemoError
-from examples.demo.load import Reading, Workers, assignments, imbalance
-from examples.demo.report import MIN_IMBALANCE_BEFORE, assignments_for
+from examples.demo.load import Reading, Workers, assignments, imbalance, predicted
+from examples.demo.recording import Recorded, code_prompts
+from examples.demo.report import MIN_IMBALANCE_BEFORE
 from examples.demo.stage import DEPLOYMENT, Stage
-from examples.demo.traffic import Traffic
+from examples.demo.traffic import Outcomes, Traffic
+from moe_api.plan import GroupPlan
 
-MODEL_FOLDER = Path(__file__).resolve().parents[1] / "tiny-moe"
-NOISE_BEFORE, NOISE_AFTER = 0.03, 0.02
 PER_RANK = 3
 MAX_TOKENS = 16
-PROMPT_CHARACTERS = 400
 TRAFFIC_SECONDS = 240
 SETTLE_SECONDS = 120
 RECOVERY_SECONDS = 180
@@ -58,45 +55,47 @@ def chat(stage: Stage) -> None:
 
 
 def rebalance(stage: Stage) -> None:
-    """Code traffic → imbalance → a recommended plan → the moves while serving → imbalance after."""
+    """Recorded code prompts → imbalance → a recommended plan → the moves while the same prompts are
+    served again and again → imbalance of one more replay, against what the plan promised."""
     forwards = stage.forwards()
     workers = stage.workers(forwards)
+    recorded = code_prompts(len(forwards))
     answers = ask(forwards)
-    traffic = Traffic(forwards, DEPLOYMENT, code_prompts(), PER_RANK, MAX_TOKENS)
     try:
-        before = _watch(stage, workers, "before", NOISE_BEFORE)
+        since, now = _replay(stage, forwards, workers, recorded, "before")
+        before = _known(imbalance(since, now))
         stage.measured.imbalance_before = before
         verdict = "shows a skew" if before >= MIN_IMBALANCE_BEFORE else "too even to show anything"
-        stage.say(f"imbalance of code traffic: [bold]{before:.3f}[/bold] ({verdict})")
+        stage.say(f"imbalance of recorded code prompts: [bold]{before:.3f}[/bold] ({verdict})")
         _recommendation(stage)
         epoch = int(stage.placement()["spec"]["epoch"])
-        stage.kube.kubectl(
-            "patch", "moed", DEPLOYMENT, "--type", "merge",
-            "-p", '{"spec":{"rebalancing":{"mode":"Auto"}}}',
-        )  # fmt: skip
-        stage.say("spec.rebalancing.mode: Auto – the operator may act")
-        during = ask(forwards)
-        _settle(stage, epoch)
-        stage.measured.imbalance_after = _watch(stage, workers, "after", NOISE_AFTER)
+        _set_mode(stage, "Auto", "the operator may act")
+        traffic = Traffic(forwards, DEPLOYMENT, recorded, PER_RANK, MAX_TOKENS)
+        try:
+            during = ask(forwards)
+            _settle(stage, epoch)
+        finally:
+            _note_traffic(stage, traffic.stop())
+        _set_mode(stage, "Recommend", "the placement stays while the prompts are replayed")
+        plan = GroupPlan.model_validate(stage.placement()["spec"])
+        stage.measured.imbalance_predicted = predicted(plan, since, now)
+        since, now = _replay(stage, forwards, workers, recorded, "after")
+        stage.measured.imbalance_after = _known(imbalance(since, now))
+        stage.measured.tokens_after = assignments(since, now)
         after = ask(forwards)
         stage.measured.answers_equal = all(answers) and answers == during == after
     finally:
-        outcomes = traffic.stop()
         workers.close()
         for forward in forwards:
             forward.close()
-    stage.measured.requests = sum(outcomes.finished.values()) + sum(outcomes.failed.values())
-    stage.measured.failed_requests = sum(outcomes.failed.values())
-    stage.measured.retried_requests = outcomes.retried
-    for error in outcomes.errors[:5]:
-        stage.say(f"[red]failed[/red] {error}")
 
 
 def lose_a_worker(stage: Stage) -> None:
     """Kill one worker at once, under traffic; the survivors serve on, the deployment heals."""
     forwards = stage.forwards()
     victim = forwards[-1]
-    traffic = Traffic(forwards, DEPLOYMENT, code_prompts(), PER_RANK, MAX_TOKENS)
+    recorded = code_prompts(len(forwards))
+    traffic = Traffic(forwards, DEPLOYMENT, recorded, PER_RANK, MAX_TOKENS)
     try:
         stage.kube.wait(
             "answers of every rank before the kill",
@@ -134,15 +133,6 @@ def lose_a_worker(stage: Stage) -> None:
         stage.say(f"[yellow]lost[/yellow] {error}")
 
 
-def code_prompts() -> list[str]:
-    """Pieces of code that the model has not been trained on."""
-    text = (MODEL_FOLDER / "heldout" / "code.txt").read_text()
-    starts = range(0, len(text) - PROMPT_CHARACTERS, PROMPT_CHARACTERS)
-    pieces = [text[start : start + PROMPT_CHARACTERS] for start in starts]
-    random.Random(0).shuffle(pieces)
-    return pieces
-
-
 def ask(forwards: Sequence[Forward]) -> list[str]:
     """Greedy answers of every rank to a few questions; they must not change with the placement."""
     asked = [(forward, question) for forward in forwards for question in QUESTIONS]
@@ -159,34 +149,55 @@ def _greedy_answer(forward: Forward, question: str) -> str:
     return text
 
 
-def _watch(stage: Stage, workers: Workers, when: str, wanted_noise: float) -> float:
-    """Show per-rank load live until the imbalance is known to within `wanted_noise`."""
+def _replay(
+    stage: Stage,
+    forwards: Sequence[Forward],
+    workers: Workers,
+    recorded: Sequence[Recorded],
+    when: str,
+) -> tuple[Reading, Reading]:
+    """Send the recorded prompts once, show per-rank load live; the counters before and after."""
     since = now = workers.read()
     ranks = since.served_LR.shape[1]
-    wanted = assignments_for(ranks, wanted_noise)
     columns = (
         TextColumn("    {task.description}"), BarColumn(30),
         TextColumn("{task.fields[figure]}"), TimeElapsedColumn(),
     )  # fmt: skip
+    traffic = Traffic(forwards, DEPLOYMENT, recorded, PER_RANK, MAX_TOKENS, once=True)
     deadline = time.monotonic() + TRAFFIC_SECONDS
-    with Progress(*columns, console=stage.console) as progress:
-        total = progress.add_task(f"traffic {when}", total=wanted, figure="")
-        bars = [progress.add_task(f"  rank {rank}", total=1, figure="") for rank in range(ranks)]
-        while (seen := assignments(since, now)) < wanted:
-            if time.monotonic() > deadline:
-                raise DemoError(f"{seen} of {wanted} assignments after {TRAFFIC_SECONDS} s")
-            time.sleep(0.5)
-            now = workers.read()
-            if len(set(now.epochs) | set(since.epochs)) > 1:  # a plan changed: count anew
-                since = now
-            progress.update(total, completed=assignments(since, now),
-                            figure=f"imbalance {imbalance(since, now) or 0:.3f}")  # fmt: skip
-            _draw(progress, bars, since, now)
-    if when == "after":
-        stage.measured.tokens_after = assignments(since, now)
-    found = imbalance(since, now)
-    assert found is not None, "enough tokens were counted"
-    return found
+    try:
+        with Progress(*columns, console=stage.console) as progress:
+            total = progress.add_task(f"prompts {when}", total=len(recorded), figure="")
+            bars = [progress.add_task(f"  rank {r}", total=1, figure="") for r in range(ranks)]
+            while traffic.running:
+                if time.monotonic() > deadline:
+                    raise DemoError(f"prompts are not answered within {TRAFFIC_SECONDS} s")
+                time.sleep(0.5)
+                now = workers.read()
+                progress.update(total, completed=sum(traffic.outcomes.finished.values()),
+                                figure=f"imbalance {imbalance(since, now) or 0:.3f}")  # fmt: skip
+                _draw(progress, bars, since, now)
+    finally:
+        _note_traffic(stage, traffic.stop())
+    now = workers.read()
+    if len(set(now.epochs) | set(since.epochs)) > 1:
+        raise DemoError(f"the placement changed while the prompts were replayed {when} it")
+    return since, now
+
+
+def _note_traffic(stage: Stage, outcomes: Outcomes) -> None:
+    failed = sum(outcomes.failed.values())
+    stage.measured.requests += sum(outcomes.finished.values()) + failed
+    stage.measured.failed_requests += failed
+    stage.measured.retried_requests += outcomes.retried
+    for error in outcomes.errors[:5]:
+        stage.say(f"[red]failed[/red] {error}")
+
+
+def _known(figure: float | None) -> float:
+    if figure is None:
+        raise DemoError("the ranks counted no tokens")
+    return figure
 
 
 def _draw(progress: Progress, bars: Sequence[TaskID], since: Reading, now: Reading) -> None:
@@ -196,6 +207,12 @@ def _draw(progress: Progress, bars: Sequence[TaskID], since: Reading, now: Readi
     for rank, bar in enumerate(bars):
         share = float(served_LR[layer, rank] / max(1.0, served_LR[layer].sum()))
         progress.update(bar, completed=share, figure=f"{share:5.1%} of layer {layer}")
+
+
+def _set_mode(stage: Stage, mode: str, why: str) -> None:
+    patch = json.dumps({"spec": {"rebalancing": {"mode": mode}}})
+    stage.kube.kubectl("patch", "moed", DEPLOYMENT, "--type", "merge", "-p", patch)
+    stage.say(f"spec.rebalancing.mode: {mode} – {why}")
 
 
 def _recommendation(stage: Stage) -> None:
@@ -230,7 +247,7 @@ def _settle(stage: Stage, epoch_before: int) -> None:
     measured = stage.measured
     measured.epoch = shown
     measured.moves = sum(int(each.get("moves", 0)) for each in applied)
-    measured.imbalance_predicted = stage.placement()["status"].get("imbalancePredicted")
+    measured.imbalance_planned = stage.placement()["status"].get("imbalancePredicted")
     measured.swap_stall_millis = max(stalls, default=None)
     for each in reversed(applied):
         stage.say(f"applied: {each['message']}")

@@ -1,5 +1,5 @@
-"""Closed-loop traffic of one kind against every rank, counting honestly what became of each
-request."""
+"""Closed-loop traffic against every rank, counting honestly what became of each request: a
+recorded set once, or again and again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
 from examples.demo.forward import Forward
 from examples.demo.kube import DemoError
+from examples.demo.recording import Recorded
 
 MAX_RETRIES = 40
 REQUEST_SECONDS = 60
@@ -32,27 +33,30 @@ class Outcomes:
 
 
 class Traffic:
-    """`per_target` threads for each forward send completions until `stop`.
+    """`per_target` threads for each forward send what was recorded for its rank, once or until
+    `stop`.
 
     A 503 or 429 with Retry-After is an answer ("not now"), so the request is sent again and
     counted as retried; everything else that is no 200 is a failure of the rank it was sent to.
     """
 
     def __init__(
-        self, forwards: Sequence[Forward], model: str, prompts: Sequence[str], per_target: int,
-        max_tokens: int,
+        self, forwards: Sequence[Forward], model: str, recorded: Sequence[Recorded],
+        per_target: int, max_tokens: int, *, once: bool = False,
     ) -> None:  # fmt: skip
         self.outcomes = Outcomes()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._model, self._max_tokens = model, max_tokens
-        self._prompts = itertools.cycle(enumerate(prompts))
         self._gone: set[str] = set()
-        self._threads = [
-            threading.Thread(target=self._drive, args=(forward,), daemon=True)
-            for forward in forwards
-            for _ in range(per_target)
-        ]
+        self._threads = []
+        for rank, forward in enumerate(forwards):
+            mine = [record for record in recorded if record.rank == rank]
+            queue = iter(mine) if once else itertools.cycle(mine)
+            self._threads += [
+                threading.Thread(target=self._drive, args=(forward, queue), daemon=True)
+                for _ in range(per_target)
+            ]
         for thread in self._threads:
             thread.start()
 
@@ -60,23 +64,30 @@ class Traffic:
         """Send nothing more to a target that was killed; what it still had in flight counts."""
         self._gone.add(target)
 
+    @property
+    def running(self) -> bool:
+        """Whether something is still to be sent or answered."""
+        return any(thread.is_alive() for thread in self._threads)
+
     def stop(self) -> Outcomes:
         self._stop.set()
         for thread in self._threads:
             thread.join(REQUEST_SECONDS)
         return self.outcomes
 
-    def _drive(self, forward: Forward) -> None:
+    def _drive(self, forward: Forward, queue: Iterator[Recorded]) -> None:
         with httpx.Client(timeout=REQUEST_SECONDS, trust_env=False) as client:
             while not self._stop.is_set() and forward.target not in self._gone:
                 with self._lock:
-                    seed, prompt = next(self._prompts)
-                self._one(client, forward, prompt, seed)
+                    record = next(queue, None)
+                if record is None:
+                    return
+                self._one(client, forward, record)
 
-    def _one(self, client: httpx.Client, forward: Forward, prompt: str, seed: int) -> None:
+    def _one(self, client: httpx.Client, forward: Forward, record: Recorded) -> None:
         body = {
-            "model": self._model, "prompt": prompt, "max_tokens": self._max_tokens,
-            "temperature": 0.8, "seed": seed,
+            "model": self._model, "prompt": record.prompt, "max_tokens": self._max_tokens,
+            "temperature": 0.8, "seed": record.seed,
         }  # fmt: skip
         for _ in range(MAX_RETRIES):
             try:
