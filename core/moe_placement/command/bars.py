@@ -28,7 +28,7 @@ def strip(values_R: npt.NDArray[np.float64], width: int) -> list[str]:
 
     Returns lines of at most `width` characters.
     """
-    largest = float(np.nanmax(values_R)) if np.isfinite(values_R).any() else 0.0
+    largest = float(np.nanmax(values_R, initial=0.0))
     text = "".join(_height(value, largest) for value in values_R.tolist())
     return [text[start : start + width] for start in range(0, len(text), width)]
 

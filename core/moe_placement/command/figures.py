@@ -27,7 +27,7 @@ class Figures:
     tokens_LR: RankLoadsLR
     """Tokens that each rank serves."""
     relative_LR: npt.NDArray[np.float64]
-    """Load ÷ (speed × what is fair); NaN where a rank takes no part, or without tokens."""
+    """Load ÷ (speed × what is fair); NaN where a rank takes no part."""
     largest_L: FiguresL
     """Largest load ÷ speed."""
     bound_L: FiguresL
@@ -93,7 +93,7 @@ def figures(
     bound_L = bound.lower_bound(load_LE, capacity.slots_R[part_R], speeds_R, max_copies)
     loaded_L = total_L > 0
     relative_LR = np.divide(
-        level_LR, fair_L[:, None], out=np.full(level_LR.shape, np.nan), where=loaded_L[:, None]
+        level_LR, fair_L[:, None], out=np.zeros(level_LR.shape), where=loaded_L[:, None]
     )
     relative_LR[:, ~part_R & ~(placement.slots_LRS >= 0).any(axis=(0, 2))] = np.nan
     held_LE = np.zeros(load_LE.shape, dtype=np.bool_)

@@ -98,7 +98,7 @@ def rank_bars(
     if len(relative_R) > MAX_ROWS:
         return _strips(relative_R)
     several = len(set(domains_R)) > 1
-    largest = float(np.nanmax(relative_R))
+    largest = float(np.nanmax(relative_R, initial=0.0))
     rows = []
     for rank, value in enumerate(relative_R.tolist()):
         takes_part = not np.isnan(value)
@@ -121,7 +121,7 @@ def _strips(relative_R: npt.NDArray[np.float64]) -> Table:
     for number, line in enumerate(bars.strip(values_R, STRIP_WIDTH)):
         first = number * STRIP_WIDTH * size
         last = min(first + len(line) * size, len(relative_R)) - 1
-        rows.append([f"{first}–{last}", graded(float(np.nanmax(relative_R)), line)])
+        rows.append([f"{first}–{last}", graded(float(np.nanmax(relative_R, initial=0.0)), line)])
     legend = "height = load ÷ fullest rank" + (f", {size} ranks each" if size > 1 else "")
     return table(["ranks", legend], rows, left=2)
 

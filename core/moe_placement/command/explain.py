@@ -1,0 +1,221 @@
+"""Explain a plan under a load: why experts have their copies, where their tokens go, and what was
+given up: a bound out of reach, a limit, the topology.
+
+Without --layer: the layers furthest from perfect. With --layer: its hottest experts and why each
+has its copies. With --expert as well: every copy, what would be without it, and whose tokens it
+serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moe_placement import explain
+from moe_placement.capacity import Capacity
+from moe_placement.command import arguments, flags, plan_files, tables
+from moe_placement.command.load_files import Load
+from moe_placement.command.usage import UsageError
+from moe_placement.explain import ExpertStory, LayerStory
+from moe_placement.placement import Placement
+from moe_placement.shortfall import Demands
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+HELP = "why a plan is as it is"
+EXAMPLES = """\
+examples:
+  moe-plan explain P.npz --load L.npy
+  moe-plan explain P.npz --load L.npy --layer 3
+  moe-plan explain P.npz --load L.npy --layer 3 --expert 17 --domains 8,8,8,8
+"""
+MAX_LAYERS = 8
+MAX_TOLD = 3
+"""Layers of which the table is followed by sentences."""
+MAX_EXPERTS = 16
+MAX_COPIES = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan, in any format (convert)")
+    parser.add_argument("--layer", type=flags.whole(0), metavar="N", help="one layer, from 0")
+    parser.add_argument("--expert", type=flags.whole(0), metavar="N", help="one expert of --layer")
+    arguments.add_load(parser)
+    arguments.add_ranks(parser, sized=False)
+    arguments.add_demands(parser)
+    arguments.add_json(parser)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    load = arguments.load(parsed)
+    plan = plan_files.read_plan("PLAN", parsed.plan, parsed.ranks)
+    plan_files.check_experts("PLAN", parsed.plan, plan, load.experts_L)
+    capacity = arguments.capacity(parsed, plan.num_ranks, plan.placement.slots_LRS.shape[2])
+    demands = Demands(arguments.copy_limits(parsed), parsed.spread)
+    _check_chosen(parsed, load)
+    if parsed.layer is None:
+        _all_layers(parsed, plan.placement, load, capacity, demands)
+    else:
+        _one_layer(parsed, plan.placement, load, capacity, demands)
+    return 0
+
+
+def _all_layers(
+    parsed: argparse.Namespace,
+    placement: Placement,
+    load: Load,
+    capacity: Capacity,
+    demands: Demands,
+) -> None:
+    stories = [
+        explain.explain_layer(placement, load.load_LE, capacity, layer, demands)
+        for layer in range(len(load.load_LE))
+    ]
+    if parsed.json:
+        tables.show_json({"layers": [asdict(story) for story in stories]})
+        return
+    shown = sorted(stories, key=lambda story: (-_over(story.largest, story.fair), story.layer))
+    shown = shown[:MAX_LAYERS]
+    best = sum(1 for story in stories if not story.given_up)
+    told = [story for story in shown if story.limits or story.given_up][:MAX_TOLD]
+    tables.show(
+        tables.text(f"{best} of {len(stories)} layers give up nothing", "bold"),
+        _layers(shown),
+        *(_sentences(story) for story in told),
+    )
+
+
+def _one_layer(
+    parsed: argparse.Namespace,
+    placement: Placement,
+    load: Load,
+    capacity: Capacity,
+    demands: Demands,
+) -> None:
+    layer = parsed.layer
+    story = explain.explain_layer(placement, load.load_LE, capacity, layer, demands)
+    if parsed.expert is None:
+        num_experts = int(load.experts_L[layer])
+        hottest = np.argsort(-load.load_LE[layer, :num_experts], kind="stable").tolist()
+        chosen = hottest if parsed.json else hottest[:MAX_EXPERTS]
+    else:
+        chosen = [parsed.expert]
+    experts = [
+        explain.explain_expert(placement, load.load_LE, capacity, layer, expert, demands)
+        for expert in chosen
+    ]
+    if parsed.json:
+        tables.show_json({"layer": asdict(story), "experts": [asdict(e) for e in experts]})
+    elif parsed.expert is None:
+        tables.show(_layers([story]), _sentences(story), _experts(experts))
+    else:
+        tables.show(_layers([story]), _sentences(story), *_expert(experts[0]))
+
+
+def _layers(stories: Sequence[LayerStory]) -> Table:
+    rows = [
+        [
+            str(story.layer),
+            f"{story.tokens:,.0f}",
+            f"{story.fair:,.0f}",
+            tables.percent(_over(story.bound, story.fair)),
+            tables.percent(_over(story.largest, story.bound)),
+            "–" if story.crossing is None else tables.percent(story.crossing, 1),
+        ]
+        for story in stories
+    ]
+    headings = ["layer", "tokens", "fair share", "bound over it", "fullest over bound", "crossing"]
+    return tables.table(headings, rows, left=0)
+
+
+def _sentences(story: LayerStory) -> RenderableType:
+    lines = [f"the bound: {line}" for line in story.limits]
+    lines += [f"given up: {line}" for line in story.given_up]
+    if not lines:
+        lines = ["nothing is given up: the fullest rank carries its fair share"]
+    return tables.text("\n".join(f"layer {story.layer}, {line}" for line in lines))
+
+
+def _experts(stories: Sequence[ExpertStory]) -> Table:
+    rows = []
+    for story in stories:
+        served = [f"{copy.rank}:{copy.fraction:.0%}" for copy in story.copies[:MAX_COPIES]]
+        more = len(story.copies) - MAX_COPIES
+        rows.append(
+            [
+                str(story.expert),
+                f"{story.tokens:,.0f}",
+                f"{story.times_fair:.2f}",
+                str(story.needed),
+                str(len(story.copies)),
+                " ".join(served) + (f" +{more}" if more > 0 else ""),
+                _short(story),
+            ]
+        )
+    headings = ["expert", "tokens", "÷ fair", "needs", "has", "rank:share", "why"]
+    return tables.table(headings, rows, left=0, wrap=(5, 6))
+
+
+def _short(story: ExpertStory) -> str:
+    if not story.copies:
+        return "lost"
+    if story.needed > len(story.copies):
+        return "needs more"
+    if story.needed > 1:
+        return "too hot for one"
+    return "fits on one" if len(story.copies) == 1 else "fills up ranks"
+
+
+def _expert(story: ExpertStory) -> list[RenderableType]:
+    several = len({copy.domain for copy in story.copies}) > 1 or bool(story.sent)
+    copies = [
+        [
+            str(copy.rank), str(copy.slot), str(copy.domain) if several else "",
+            tables.percent(copy.fraction, 1), f"{copy.tokens:,.0f}", copy.why,
+        ]
+        for copy in story.copies
+    ]  # fmt: skip
+    headings = ["rank", "slot", "domain" if several else "", "share", "tokens", "why this copy"]
+    parts: list[RenderableType] = [
+        tables.text(f"expert {story.expert}, {story.tokens:,.0f} tokens: {story.why}", "bold"),
+        tables.table(headings, copies, left=0, wrap=(5,)),
+    ]
+    if story.sent:
+        shown = story.copies[:MAX_COPIES]
+        sent = [
+            [
+                str(sent.domain),
+                f"{sent.tokens:,.0f}",
+                *(tables.percent(share, 0) for share in sent.shares[: len(shown)]),
+            ]
+            for sent in story.sent
+        ]
+        ranks = [f"→ rank {copy.rank}" for copy in shown]
+        parts.append(tables.table(["from domain", "tokens", *ranks], sent, left=0))
+    return parts
+
+
+def _over(value: float, base: float) -> float:
+    return value / base - 1 if base > 0 else 0.0
+
+
+def _check_chosen(parsed: argparse.Namespace, load: Load) -> None:
+    num_layers = len(load.load_LE)
+    if parsed.layer is None:
+        if parsed.expert is not None:
+            raise UsageError(f"--expert {parsed.expert}: say of which --layer")
+        return
+    if parsed.layer >= num_layers:
+        raise UsageError(f"--layer {parsed.layer} does not exist: layers are 0 to {num_layers - 1}")
+    experts = int(load.experts_L[parsed.layer])
+    if parsed.expert is not None and parsed.expert >= experts:
+        raise UsageError(
+            f"--expert {parsed.expert} does not exist: layer {parsed.layer} has 0 to {experts - 1}"
+        )

@@ -1,0 +1,193 @@
+"""Plan where experts go: how many copies, on which ranks, and which share each copy serves.
+
+With --current it moves as little as it can: first other fractions alone, then moves within
+--max-moves, and a new plan altogether only where that does not reach the aim. The output has
+`slots` [layers, ranks, slots], -1 = empty, and `fractions` of the same shape.
+
+--stats writes gap_worst, gap_mean (over the bound that no plan beats), imbalance (worst layer,
+max / mean), moves (weights that ranks receive, beginning at --current), bytes, waves and
+plan_seconds (planning alone). A layer without tokens has gap 0 and imbalance 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moe_placement import planner
+from moe_placement.capacity import Capacity
+from moe_placement.command import (
+    arguments,
+    figure_tables,
+    flags,
+    outputs,
+    plan_formats,
+    plot,
+    tables,
+)
+from moe_placement.command.load_files import Load
+from moe_placement.command.outcome import Outcome, outcome
+from moe_placement.command.progress import Bar
+from moe_placement.command.usage import UsageError
+from moe_placement.placement import Placement
+from moe_placement.planner import Goal, Planned, Split
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+HELP = "where experts go, from a load"
+EXAMPLES = """\
+examples:
+  moe-plan plan --load L.npy --ranks 32 --slots-per-rank 9 --output P.npz --stats S.json
+  moe-plan plan --load L.npy --ranks 32 --slots-per-rank 9 --current P.npz --max-moves 200
+  moe-plan plan --load L.npy --ranks 32 --slots-per-rank 9 --domains 8,8,8,8 --dead 3,7
+  moe-plan plan --load counts.json --corpus law --ranks 16 --slots-per-rank 5 --plot heat.png
+"""
+STATS_SUFFIXES = (".json",)
+PLAN_SUFFIXES = (".npz", ".json", ".yaml", ".yml")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_load(parser)
+    arguments.add_ranks(parser, sized=True)
+    group = parser.add_argument_group("plan")
+    group.add_argument(
+        "--current", type=Path, metavar="FILE", help="plan in force, to move away from sparingly"
+    )
+    group.add_argument(
+        "--split", choices=[split.value for split in Split], default=Split.FRACTIONS.value,
+        help="how copies share an expert's tokens (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--max-moves", type=flags.whole(0), metavar="N",
+        help="weights that ranks may receive, all layers together (default: no limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--aim", type=flags.number(0, 1000), default=3.0, metavar="PERCENT",
+        help="moves end when no layer is further above its bound (default: %(default)g)",
+    )  # fmt: skip
+    arguments.add_demands(parser)
+    arguments.add_walk(parser.add_argument_group("on the way"))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output", type=Path, metavar="FILE", help="the plan: .npz, or .json, .yaml (convert)"
+    )
+    output.add_argument("--stats", type=Path, metavar="FILE", help="the figures: .json")
+    output.add_argument(
+        "--plot", type=Path, metavar="FILE", help="heat map before and after: .png or .svg"
+    )
+    arguments.add_json(output)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    outputs.check("--output", parsed.output, PLAN_SUFFIXES)
+    outputs.check("--stats", parsed.stats, STATS_SUFFIXES)
+    plot.check(parsed.plot)
+    load = arguments.load(parsed)
+    capacity = arguments.capacity(parsed, parsed.ranks)
+    current = None if parsed.current is None else arguments.plan_in_force(parsed, load)
+    goal = _goal(parsed)
+    planned, seconds = _plan(load, capacity, goal, current)
+    placement = _narrowed(planned.placement, capacity)
+    found = outcome(
+        placement, seconds, load, capacity, current, parsed.spare_slots, goal.copies.max_copies
+    )
+    stats = _stats(parsed, found, planned)
+    _write(parsed, found, stats)
+    if parsed.json:
+        tables.show_json(stats)
+    else:
+        _show(parsed, load, capacity, found, planned)
+    return 0
+
+
+def _goal(parsed: argparse.Namespace) -> Goal:
+    return Goal(
+        split=Split(parsed.split),
+        copies=arguments.copy_limits(parsed),
+        max_moves=parsed.max_moves,
+        aim=parsed.aim / 100,
+    )
+
+
+def _plan(
+    load: Load, capacity: Capacity, goal: Goal, current: Placement | None
+) -> tuple[Planned, float]:
+    """The plan and the seconds it took."""
+    with Bar(f"planning {len(load.load_LE)} layers on {capacity.num_ranks} ranks"):
+        begun = time.perf_counter()
+        try:
+            planned = planner.plan(load.load_LE, capacity, goal, current, load.experts_L)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        return planned, time.perf_counter() - begun
+
+
+def _narrowed(placement: Placement, capacity: Capacity) -> Placement:
+    """Without columns that no rank needs, where the plan in force was wider."""
+    used = np.flatnonzero((placement.slots_LRS >= 0).any(axis=(0, 1)))
+    width = max(int(capacity.slots_R.max()), int(used.max(initial=-1)) + 1)
+    return Placement(placement.slots_LRS[:, :, :width], placement.fractions_LRS[:, :, :width])
+
+
+def _stats(parsed: argparse.Namespace, found: Outcome, planned: Planned) -> dict[str, Any]:
+    stats = found.to_json(parsed.bytes_per_expert)
+    stats["split"] = parsed.split
+    stats["level"] = planned.level.value
+    stats["given_up"] = list(planned.given_up)
+    return stats
+
+
+def _write(parsed: argparse.Namespace, found: Outcome, stats: dict[str, Any]) -> None:
+    if parsed.output is not None:
+        to = plan_formats.by_suffix(parsed.output)
+        content = plan_formats.encode(found.placement, parsed.output, to)
+        outputs.write("--output", parsed.output, content)
+    if parsed.stats is not None:
+        outputs.write_json("--stats", parsed.stats, stats)
+    if parsed.plot is not None:
+        maps = {} if found.before is None else {found.before_name: found.before.relative_LR}
+        plot.heat_maps(parsed.plot, {**maps, "planned": found.after.relative_LR})
+
+
+def _show(
+    parsed: argparse.Namespace, load: Load, capacity: Capacity, found: Outcome, planned: Planned
+) -> None:
+    num_layers, num_experts = load.load_LE.shape
+    title = (
+        f"{num_layers} layers × {num_experts} experts on {int(capacity.open_R.sum())} ranks, "
+        f"{capacity.room} slots, {parsed.split}: {planned.level.value} plan in "
+        f"{tables.seconds(found.seconds)}"
+    )
+    compared = {"planned": found.after}
+    if found.before is not None:
+        compared = {found.before_name: found.before, **compared}
+    worst = found.after.worst
+    parts: list[RenderableType] = [
+        tables.text(title, "bold"),
+        figure_tables.summary(compared),
+        tables.text("\n".join(_costs(parsed, found, planned))),
+        tables.text(f"rank loads of layer {worst}, the worst as planned", "bold"),
+        figure_tables.ranks(found.after, worst, capacity.domains_R),
+    ]
+    tables.show(*parts)
+
+
+def _costs(parsed: argparse.Namespace, found: Outcome, planned: Planned) -> list[str]:
+    lines = []
+    if parsed.current is not None:
+        waves = "no walk leads there" if found.waves is None else f"{found.waves} waves"
+        lines.append(
+            f"moves     {found.moves:,} weights, "
+            f"{tables.size(found.moves * parsed.bytes_per_expert)} at "
+            f"{tables.size(parsed.bytes_per_expert)} each, {waves}"
+        )
+    if found.crossing is not None:
+        before, after = (tables.percent(share, 1) for share in found.crossing)
+        lines.append(f"crossing  {before} of assignments leave their domain before, {after} after")
+    lines += [f"given up  {line}" for line in planned.given_up] or ["given up  nothing"]
+    return lines
