@@ -7,6 +7,7 @@ Shapes: L MoE layers, R ranks, S physical slots a rank, D domains.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,8 @@ class Journey:
 
     @property
     def links_DD(self) -> npt.NDArray[np.int64]:
-        return np.asarray(sum(step.links_DD for step in self.steps))
+        none = np.zeros((1, 1), dtype=np.int64)
+        return np.asarray(sum((step.links_DD for step in self.steps), start=none))
 
     def to_json(self, bytes_per_expert: int) -> dict[str, Any]:
         return {
@@ -97,7 +99,24 @@ def travel(
         UsageError: no walk may lead there.
     """
     steps: list[Step] = []
-    at_LRS = current_LRS
+    at_LRS = _roomy(current_LRS, limits)
+    for wave_LRS in walk(current_LRS, target_LRS, limits):
+        steps.append(_step(at_LRS, wave_LRS, capacity))
+        at_LRS = wave_LRS
+    return Journey(
+        steps=tuple(steps),
+        reached=migration.reached(at_LRS, target_LRS),
+        received=placement.received(current_LRS, target_LRS),
+    )
+
+
+def walk(current_LRS: SlotsLRS, target_LRS: SlotsLRS, limits: Limits) -> Iterator[SlotsLRS]:
+    """The waves from `current` on, as far as they get.
+
+    Raises:
+        UsageError: no walk may lead to `target`.
+    """
+    at_LRS = _roomy(current_LRS, limits)
     with Bar("walking") as bar:
         while True:
             try:
@@ -105,15 +124,17 @@ def travel(
             except waves.WalkError as error:
                 raise UsageError(str(error)) from error
             if wave_LRS is None:
-                break
-            steps.append(_step(at_LRS, wave_LRS, capacity))
+                return
+            yield wave_LRS
             at_LRS = wave_LRS
             bar.advance()
-    return Journey(
-        steps=tuple(steps),
-        reached=migration.reached(at_LRS, target_LRS),
-        received=placement.received(current_LRS, target_LRS),
-    )
+
+
+def _roomy(slots_LRS: SlotsLRS, limits: Limits) -> SlotsLRS:
+    """With a column for every physical slot, spare ones too."""
+    most = 0 if limits.slots_R is None else int(limits.slots_R.max())
+    missing = max(most - slots_LRS.shape[2], 0)
+    return np.pad(slots_LRS, ((0, 0), (0, 0), (0, missing)), constant_values=-1)
 
 
 def _step(old_LRS: SlotsLRS, new_LRS: SlotsLRS, capacity: Capacity) -> Step:

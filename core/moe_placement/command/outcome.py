@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from moe_placement import dispatch, initial, migration, waves
+from moe_placement import dispatch, initial, migration
 from moe_placement.capacity import Capacity, FlagsR
 from moe_placement.command.figures import Figures, figures
+from moe_placement.command.journey import walk
 from moe_placement.command.load_files import Load
-from moe_placement.command.progress import Bar
-from moe_placement.command.usage import UsageError
 from moe_placement.placement import Placement, received
 from moe_placement.waves import Limits
 
@@ -132,18 +131,10 @@ def _waves(
     current: Placement, target: Placement, capacity: Capacity, spare_slots: int
 ) -> int | None:
     """Waves from `current` to `target`; None when no walk gets there."""
-    limits = Limits.within(capacity, spare_slots)
     count, at_LRS = 0, surviving(current, capacity.live_R).slots_LRS
-    with Bar("walking") as bar:
-        while True:
-            try:
-                wave_LRS = waves.next_wave(at_LRS, target.slots_LRS, limits)
-            except waves.WalkError as error:
-                raise UsageError(str(error)) from error
-            if wave_LRS is None:
-                return count if migration.reached(at_LRS, target.slots_LRS) else None
-            count, at_LRS = count + 1, wave_LRS
-            bar.advance()
+    for wave_LRS in walk(at_LRS, target.slots_LRS, Limits.within(capacity, spare_slots)):
+        count, at_LRS = count + 1, wave_LRS
+    return count if migration.reached(at_LRS, target.slots_LRS) else None
 
 
 def _crossing(

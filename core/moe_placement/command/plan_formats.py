@@ -23,10 +23,12 @@ import numpy as np
 import yaml
 
 from moe_api.plan import GroupPlan, LayerPlacement, Member, encode_layers
-from moe_api.status import MAX_RANKS
 from moe_placement.command import engine_tables
 from moe_placement.command.usage import UsageError
 from moe_placement.placement import Placement
+
+MAX_MEMBERS = 1024
+"""Of a GroupPlan."""
 
 
 class Format(StrEnum):
@@ -99,8 +101,10 @@ def _group_plan(placement: Placement, around: GroupPlan | None, layers: Sequence
 
 def _by_rank(num_ranks: int, layers: list[LayerPlacement]) -> GroupPlan:
     """A plan for members that are called by their rank."""
-    if num_ranks > MAX_RANKS:
-        raise UsageError(f"--to: a group plan has at most {MAX_RANKS} ranks, this one {num_ranks}")
+    if num_ranks > MAX_MEMBERS:
+        raise UsageError(
+            f"--to: a group plan has at most {MAX_MEMBERS} ranks, this one {num_ranks}"
+        )
     members = [
         Member(id=rank, pod=f"rank-{rank}", uid="", address=f"rank-{rank}", incarnation="")
         for rank in range(num_ranks)

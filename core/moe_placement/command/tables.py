@@ -46,11 +46,18 @@ def make_console(*, stderr: bool = False) -> Console:
     """Raises UsageError naming the extra when rich is missing."""
     try:
         from rich.console import Console
+
+        class PlainConsole(Console):
+            """Leaves a closed pipe to `main`; rich would end with code 1."""
+
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError
+
     except ModuleNotFoundError as error:
         raise UsageError(
             "tables need rich: pip install 'moe-operator[plan]', or use --json"
         ) from error
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def table(

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from moe_api.plan import GroupPlan
+from moe_api.status import MAX_RANKS
+from moe_placement.command import plan_formats
 from moe_placement.command.plan_files import read_plan
 from tests.support.moe_plan import moe_plan, refused
 
@@ -118,6 +120,7 @@ def test_a_like_without_members(plan: Path, tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_a_group_plan_has(tmp_path: Path) -> None:
+    assert plan_formats.MAX_MEMBERS == MAX_RANKS
     np.savez(tmp_path / "plan.npz", slots=np.arange(1025).reshape(1, 1025, 1))
     refused(moe_plan("convert", tmp_path / "plan.npz", tmp_path / "o.json"), "at most 1024", "1025")
 
