@@ -13,7 +13,7 @@ from pathlib import Path
 
 MODEL_FOLDER = Path(__file__).resolve().parents[1] / "tiny-moe"
 PROMPT_CHARACTERS = 400
-NUM_PROMPTS = 48
+NUM_PROMPTS = 36
 
 
 @dataclass(frozen=True)
