@@ -26,7 +26,7 @@ examples:
   moe-plan convert P.npz plan.json
   moe-plan convert P.npz plan.json --like in-force.json    (its members, its next epoch)
   moe-plan convert P.npz balancer.yaml --to trtllm --first-layer 3
-  moe-plan convert map.json P.npz --ranks 32
+  moe-plan convert map.json theirs.npz --ranks 32
 """
 
 

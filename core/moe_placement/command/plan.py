@@ -159,9 +159,8 @@ def _show(
 ) -> None:
     num_layers, num_experts = load.load_LE.shape
     title = (
-        f"{num_layers} layers × {num_experts} experts on {int(capacity.open_R.sum())} ranks, "
-        f"{capacity.room} slots, {parsed.split}: {planned.level.value} plan in "
-        f"{tables.seconds(found.seconds)}"
+        f"{num_layers} layers × {num_experts} experts, {int(capacity.open_R.sum())} ranks, "
+        f"{capacity.room} slots: {planned.level.value} plan in {tables.seconds(found.seconds)}"
     )
     compared = {"planned": found.after}
     if found.before is not None:
