@@ -158,7 +158,8 @@ def _rows(
 
 def _plan_alike(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement | None) -> Planned:
     """The same for layers with as many experts as each other and ranks that are all open."""
-    full = functools.cache(lambda: _full(load_LE, ranks, goal))
+    width = 0 if current is None else current.slots_LRS.shape[2]
+    full = functools.cache(lambda: _wide(_full(load_LE, ranks, goal), width))
     if current is None or not (current.slots_LRS >= 0).any():
         return _judged(load_LE, ranks, goal, current, full(), Level.FULL)
     there = _kept(load_LE, ranks, goal, current, _stepped(load_LE, ranks, goal, current))
@@ -185,6 +186,15 @@ def _full(load_LE: LoadLE, ranks: Capacity, goal: Goal) -> Placement:
         slots_LRS = full_even.plan(load_LE, ranks.slots_R, ranks.speeds_R, goal.copies)
         return Placement.even(slots_LRS)
     return Placement(*full_fractions.plan(load_LE, ranks.slots_R, ranks.speeds_R, goal.copies))
+
+
+def _wide(placement: Placement, width: int) -> Placement:
+    """With as many slots a rank as what is in force has, the spare ones free."""
+    more = ((0, 0), (0, 0), (0, max(0, width - placement.slots_LRS.shape[2])))
+    return Placement(
+        np.pad(placement.slots_LRS, more, constant_values=-1),
+        np.pad(placement.fractions_LRS, more),
+    )
 
 
 def _stepped(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement) -> Placement:
