@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from moe_api.plan import FractionsLRS, SlotsLRS, even_fractions
-from moe_placement import greedy, migration, score
+from moe_placement import greedy, migration, score, waves
 from moe_placement.score import LoadLE
+from moe_placement.waves import Limits
 
 
 class Mode(StrEnum):
@@ -143,7 +144,7 @@ def _step(
     message: str,
     figures: Figures | None = None,
 ) -> Decision:
-    wave = migration.next_wave(slots_LRS, target_LRS, policy.max_moves_per_round)
+    wave = waves.next_wave(slots_LRS, target_LRS, Limits(max_moves=policy.max_moves_per_round))
     if wave is None:
         return _skip(
             "NoFreeSlot",

@@ -1,10 +1,9 @@
-"""From one placement to another: the moves between two epochs, and the walk of epochs to a target.
+"""From one placement to another: the moves between two epochs, and who gives the weights.
 
-`diff` is derived by every rank alone from the two plans, so nothing is negotiated. `next_wave` is
-the operator's: one epoch that fits the free slots, in which every expert has a slot before, during
-and after.
+Every rank derives the same moves from the two plans, so nothing is negotiated. Neighbours: `waves`
+makes the placements between two that are far apart, `sources` chooses among holders.
 
-Shapes: L MoE layers, R ranks, S physical slots a rank.
+Shapes: L MoE layers, R ranks, S physical slots a rank, N moves.
 """
 
 from __future__ import annotations
@@ -16,12 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from moe_api.plan import SlotsLRS
+from moe_placement import sources
+from moe_placement.capacity import FlagsR
+
+IndexN = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Move:
     """One expert's weights to bring into a slot. `sources` are its holders under the plan in force,
-    nearest first, as (rank, slot); empty = only the checkpoint has it."""
+    best first, as (rank, slot); empty = only the checkpoint has it."""
 
     layer: int
     expert: int
@@ -31,72 +34,56 @@ class Move:
 
 
 def diff(
-    old_LRS: SlotsLRS, new_LRS: SlotsLRS, domains: Sequence[Sequence[str]] | None = None
+    old_LRS: SlotsLRS,
+    new_LRS: SlotsLRS,
+    domains: Sequence[Sequence[str]] | None = None,
+    *,
+    rank: int | None = None,
+    live_R: FlagsR | None = None,
 ) -> list[Move]:
     """Moves that make `new` out of `old`: wherever it names an expert that the slot did not hold.
 
     Args:
-        domains: per rank its topology domains, broad to narrow; holders sharing more come first.
+        domains: per rank its topology domains, broad to narrow.
+        rank: only the moves of this receiver; the sources are those it has among all.
+        live_R: ranks that can give; absent = all.
 
-    Returns moves ordered by layer, rank, slot. The order of equally near holders is rotated by the
-    receiver's rank, so that the ranks do not all ask the same one.
+    Returns moves ordered by layer, rank, slot. The first source is the rank itself where it holds
+    the expert in another slot, else the one of the nearest holders that gives least in this layer.
+    The others follow by nearness, equally near ones rotated by the receiver's rank.
     """
-    moves = []
-    for layer, rank, slot in np.argwhere((new_LRS >= 0) & (new_LRS != old_LRS)).tolist():
-        expert = int(new_LRS[layer, rank, slot])
-        holders = [(int(r), int(s)) for r, s in np.argwhere(old_LRS[layer] == expert)]
-        holders.sort(key=lambda holder: _distance(holder, rank, old_LRS.shape[1], domains))
-        moves.append(Move(layer, expert, rank, slot, tuple(holders)))
-    return moves
-
-
-def next_wave(current_LRS: SlotsLRS, target_LRS: SlotsLRS, max_moves: int) -> SlotsLRS | None:
-    """The next epoch on the way to `target`, or None when no free slot lets it get any nearer.
-
-    Each rank takes at most one arrival per layer, into its lowest free slot; a copy that the
-    target does not want is retired in the same epoch when the new table holds the expert
-    elsewhere. What counts is which rank holds what: an expert that is already on its target rank
-    stays in the slot it has.
-    """
-    wave = current_LRS.copy()
-    arrivals = 0
-    for layer in range(wave.shape[0]):
-        for rank in range(wave.shape[1]):
-            wanted = _missing(current_LRS[layer, rank], target_LRS[layer, rank])
-            free = np.flatnonzero(wave[layer, rank] < 0)
-            if wanted and len(free) and arrivals < max_moves:
-                wave[layer, rank, free[0]] = wanted[0]
-                arrivals += 1
-        _retire(wave, current_LRS, target_LRS, layer)
-    return None if np.array_equal(wave, current_LRS) else wave
+    if old_LRS.shape[:2] != new_LRS.shape[:2]:
+        raise ValueError(
+            f"placements of {old_LRS.shape[:2]} and {new_LRS.shape[:2]} layers and ranks: "
+            "moves lead from one placement of a membership to another"
+        )
+    arrives_LRS = new_LRS >= 0
+    shared = min(old_LRS.shape[2], new_LRS.shape[2])
+    arrives_LRS[:, :, :shared] &= new_LRS[:, :, :shared] != old_LRS[:, :, :shared]
+    layer_N, rank_N, slot_N = np.nonzero(arrives_LRS)
+    expert_N = new_LRS[layer_N, rank_N, slot_N].astype(np.int64)
+    nearness_RR = None if domains is None else sources.shared_levels(domains)
+    offers = sources.offers(old_LRS, layer_N, rank_N, expert_N, nearness_RR, live_R)
+    first_N = offers.choose()
+    wanted_N = np.arange(len(layer_N)) if rank is None else np.flatnonzero(rank_N == rank)
+    return [
+        Move(
+            int(layer_N[move]),
+            int(expert_N[move]),
+            int(rank_N[move]),
+            int(slot_N[move]),
+            offers.ordered(move, int(first_N[move])),
+        )
+        for move in wanted_N.tolist()
+    ]
 
 
 def reached(current_LRS: SlotsLRS, target_LRS: SlotsLRS) -> bool:
     """True when every rank holds exactly what the target wants, in whichever slots."""
-    return bool(np.array_equal(np.sort(current_LRS, axis=2), np.sort(target_LRS, axis=2)))
+    width = max(current_LRS.shape[2], target_LRS.shape[2])
+    return bool(np.array_equal(_sorted(current_LRS, width), _sorted(target_LRS, width)))
 
 
-def _retire(wave: SlotsLRS, current: SlotsLRS, target: SlotsLRS, layer: int) -> None:
-    """Free the slots of `layer` that the target does not want, never an expert's last one."""
-    for rank in range(wave.shape[1]):
-        for expert in _missing(target[layer, rank], current[layer, rank]):
-            slots = np.argwhere(wave[layer] == expert)
-            if len(slots) > 1:
-                wave[layer, rank][wave[layer, rank] == expert] = -1
-
-
-def _missing(have_S: npt.NDArray[np.int32], want_S: npt.NDArray[np.int32]) -> list[int]:
-    """Experts of `want` that `have` lacks, in ascending order."""
-    return sorted({int(e) for e in want_S if e >= 0} - {int(e) for e in have_S if e >= 0})
-
-
-def _distance(
-    holder: tuple[int, int], rank: int, num_ranks: int, domains: Sequence[Sequence[str]] | None
-) -> tuple[bool, int, int]:
-    shared = 0
-    if domains is not None:
-        for mine, theirs in zip(domains[rank], domains[holder[0]], strict=True):
-            if mine != theirs:
-                break
-            shared += 1
-    return (holder[0] != rank, -shared, (holder[0] - rank) % num_ranks)
+def _sorted(slots_LRS: SlotsLRS, width: int) -> SlotsLRS:
+    missing = ((0, 0), (0, 0), (0, width - slots_LRS.shape[2]))
+    return np.sort(np.pad(slots_LRS, missing, constant_values=-1), axis=2)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_placement.initial import contiguous
-from moe_placement.migration import next_wave
+from moe_placement.waves import Limits, next_wave
 from moe_worker.engine.wave import conflict
 
 
@@ -36,5 +36,5 @@ def test_the_operators_waves_never_conflict(seed: int) -> None:
     for layer in range(2):
         for place, expert in enumerate([*rng.permutation(8), *rng.integers(0, 8, 4)]):
             target[layer, place % 3, place // 3] = expert
-    wave = next_wave(current, target, max_moves=5)
+    wave = next_wave(current, target, Limits(max_moves=5))
     assert wave is None or conflict(current, wave) is None

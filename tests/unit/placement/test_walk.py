@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moe_api.deployment import slots_per_rank
 from moe_api.plan import SlotsLRS, even_fractions
 from moe_api.serving import Experts
-from moe_placement import greedy, initial, membership, migration, score
+from moe_placement import greedy, initial, membership, migration, score, waves
 
 
 @st.composite
@@ -73,9 +73,9 @@ def test_every_epoch_of_the_walk_is_complete_and_the_walk_ends(
 ) -> None:
     slots, load, serving, num_experts = case
     target = greedy.plan(load, slots, serving)
-    current, waves = slots, 0
+    current, num_waves = slots, 0
     while not migration.reached(current, target):
-        wave = migration.next_wave(current, target, max_moves=64)
+        wave = waves.next_wave(current, target, waves.Limits(max_moves=64))
         assert wave is not None, "a spare slot always lets a walk go on"
         assert_complete(wave, num_experts)
         moves = migration.diff(current, wave)
@@ -86,8 +86,8 @@ def test_every_epoch_of_the_walk_is_complete_and_the_walk_ends(
                 assert current[move.layer, rank, slot] == move.expert
         per_rank = [(m.layer, m.rank) for m in moves]
         assert len(per_rank) == len(set(per_rank)), "one arrival per rank, layer and wave"
-        current, waves = wave, waves + 1
-        assert waves < 200
+        current, num_waves = wave, num_waves + 1
+        assert num_waves < 200
     arrived = greedy.plan(load, current, serving)
     assert migration.reached(arrived, current), "unchanged load moves nothing"
 
@@ -95,7 +95,7 @@ def test_every_epoch_of_the_walk_is_complete_and_the_walk_ends(
 def test_no_free_slot_is_said() -> None:
     current = initial.contiguous(1, 4, 2, 2)
     target = current[:, ::-1].copy()
-    assert migration.next_wave(current, target, 64) is None
+    assert waves.next_wave(current, target) is None
 
 
 def test_sources_prefer_the_same_domain() -> None:
