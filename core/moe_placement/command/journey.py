@@ -139,8 +139,7 @@ def _roomy(slots_LRS: SlotsLRS, limits: Limits) -> SlotsLRS:
 
 def _step(old_LRS: SlotsLRS, new_LRS: SlotsLRS, capacity: Capacity) -> Step:
     domains = [(str(domain),) for domain in capacity.domains_R.tolist()]
-    found = migration.diff(old_LRS, new_LRS, domains, live_R=capacity.live_R)
-    moves = tuple(move for move in found if not _stays(move))
+    moves = tuple(migration.diff(old_LRS, new_LRS, domains, live_R=capacity.live_R))
     num_domains = int(capacity.domains_R.max()) + 1
     links_DD = np.zeros((num_domains, num_domains), dtype=np.int64)
     gives_R = np.zeros(capacity.num_ranks, dtype=np.int64)
@@ -154,13 +153,8 @@ def _step(old_LRS: SlotsLRS, new_LRS: SlotsLRS, capacity: Capacity) -> Step:
     before = int((old_LRS >= 0).sum())
     return Step(
         moves=moves,
-        retired=before + len(found) - int((new_LRS >= 0).sum()),
+        retired=before + len(moves) - int((new_LRS >= 0).sum()),
         links_DD=links_DD,
         from_checkpoint=sum(1 for move in moves if not move.sources),
         fullest_rank=int(max(gives_R.max(), takes_R.max())),
     )
-
-
-def _stays(move: Move) -> bool:
-    """Whether the rank has the weights already, in another slot."""
-    return bool(move.sources) and move.sources[0][0] == move.rank
