@@ -30,7 +30,11 @@ def gap(loads_LR: RankLoadsLR, speeds_R: SpeedsR, bound_L: BoundL) -> GapL:
 
 
 def lower_bound(
-    load_LE: LoadLE, slots_R: SlotsR, speeds_R: SpeedsR, max_copies: int | None = None
+    load_LE: LoadLE,
+    slots_R: SlotsR,
+    speeds_R: SpeedsR,
+    max_copies: int | None = None,
+    min_copies: int = 1,
 ) -> BoundL:
     """No placement, evenly split or not, has a smaller largest load ÷ speed; 0 without load.
 
@@ -38,14 +42,14 @@ def lower_bound(
     * all ranks together carry all tokens, and a rank no more than its slots' worth of the most
       loaded experts (`_carried`);
     * an expert needs as many copies on different ranks as it takes the fastest to carry it, at
-      least one, and all copies need a slot (`_room`);
+      least `min_copies`, and all copies need a slot (`_room`);
     * where every expert has one copy, some rank holds several of the most loaded (`_pigeonhole`).
 
     Tight (reached by `full_fractions`) with equal slots k ≥ 2, any two speeds alike, slots ≥
     experts + ranks − 1 and no limit of copies.
 
     Args:
-        max_copies: of one expert; absent = one on each rank.
+        max_copies, min_copies: of each expert; max_copies absent = one on each rank.
     """
     usable_R = slots_R > 0
     slots_R, speeds_R = np.minimum(slots_R[usable_R], load_LE.shape[1]), speeds_R[usable_R]
@@ -58,7 +62,7 @@ def lower_bound(
     if most == 1 or int(slots_R.sum()) == load_LE.shape[1]:
         bound_L = np.maximum(bound_L, _pigeonhole(sorted_LE, slots_R, speeds_R))
         return np.asarray(bound_L)
-    return _room(load_LE, bound_L, fastest_R[:most], int(slots_R.sum()))
+    return _room(load_LE, bound_L, fastest_R[:most], int(slots_R.sum()), min_copies)
 
 
 def _carried(sorted_LE: LoadLE, slots_R: SlotsR, speeds_R: SpeedsR) -> BoundL:
@@ -75,30 +79,36 @@ def _carried(sorted_LE: LoadLE, slots_R: SlotsR, speeds_R: SpeedsR) -> BoundL:
     return np.asarray(((total_L[:, None] - full_LR) / rest_LR).max(axis=1))
 
 
-def _room(load_LE: LoadLE, bound_L: BoundL, fastest_N: SpeedsR, room: int) -> BoundL:
+def _room(
+    load_LE: LoadLE, bound_L: BoundL, fastest_N: SpeedsR, room: int, min_copies: int
+) -> BoundL:
     """`bound_L`, raised until the copies that every expert then needs fit into the slots.
 
     An expert of load w needs n copies if n − 1 ranks of the fastest together carry less than w.
     """
     out_L = bound_L.copy()
-    tight_L = np.flatnonzero((bound_L > 0) & (_needed(load_LE, bound_L, fastest_N) > room))
+    needed_L = _needed(load_LE, bound_L, fastest_N, min_copies)
+    tight_L = np.flatnonzero((bound_L > 0) & (needed_L > room))
     load, low, high = load_LE[tight_L], bound_L[tight_L], load_LE[tight_L].max(axis=1)
     high = high / fastest_N[0]
     for _ in range(BISECTIONS):
         if not len(tight_L):
             break
         middle = (low + high) / 2
-        fits = _needed(load, middle, fastest_N) <= room
+        fits = _needed(load, middle, fastest_N, min_copies) <= room
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     out_L[tight_L] = low
     return out_L
 
 
-def _needed(load_LE: LoadLE, level_L: BoundL, fastest_N: SpeedsR) -> npt.NDArray[np.int64]:
+def _needed(
+    load_LE: LoadLE, level_L: BoundL, fastest_N: SpeedsR, min_copies: int
+) -> npt.NDArray[np.int64]:
     """Copies of all experts of a layer, int64 [L], if no rank carries more than level × speed."""
     wanted_LE = load_LE / np.where(level_L > 0, level_L, 1.0)[:, None] * (1 - ROUNDING)
     copies_LE = np.searchsorted(fastest_N, wanted_LE.ravel(), side="left") + 1
-    return np.asarray(copies_LE.reshape(load_LE.shape).sum(axis=1), dtype=np.int64)
+    copies_LE = np.maximum(copies_LE, min_copies).reshape(load_LE.shape)
+    return np.asarray(copies_LE.sum(axis=1), dtype=np.int64)
 
 
 def _pigeonhole(sorted_LE: LoadLE, slots_R: SlotsR, speeds_R: SpeedsR) -> BoundL:
