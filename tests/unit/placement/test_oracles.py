@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bench import greedy_hierarchical, placement_loads
+from moe_placement.bound import lower_bound
+from moe_placement.capacity import Capacity
+from moe_placement.planner import Split
 from moe_placement.score import rank_loads
 from moe_placement.split import best_fractions
-from tests.support.planning_problems import Problem, problems
-from tests.support.split_oracle import best_level
+from tests.support.planning_problems import Problem, loads, problems
+from tests.support.split_oracle import (
+    best_level,
+    enumerated_even_level,
+    enumerated_level,
+    placements,
+    placements_even,
+)
 
 LP_TOLERANCE = 1e-6
 
@@ -62,6 +71,43 @@ def test_split_of_a_greedy_placement_is_as_good_as_the_linear_program(
     for layer in range(len(load)):
         best = best_level(load[layer], slots[layer], speeds)
         assert level_L[layer] <= best * (1 + LP_TOLERANCE)
+
+
+MAX_PLACEMENTS = 40_000
+ENUMERATED = {
+    Split.FRACTIONS: (placements, enumerated_level),
+    Split.EVEN: (placements_even, enumerated_even_level),
+}
+
+
+@st.composite
+def few_experts(draw: st.DrawFn, *, alike: bool) -> tuple[np.ndarray, Capacity]:
+    """Layers of at most five experts whose placements can all be listed."""
+    num_experts, num_ranks = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    least = -(-num_experts // num_ranks)
+    slots = [draw(st.integers(least, 3))] * num_ranks if least <= 3 else [least] * num_ranks
+    speeds = [1.0] * num_ranks
+    if not alike:
+        slots = draw(st.lists(st.integers(0, 4), min_size=num_ranks, max_size=num_ranks))
+        speed = st.sampled_from([0.5, 0.7, 1.0, 2.0])
+        speeds = draw(st.lists(speed, min_size=num_ranks, max_size=num_ranks))
+    assume(sum(slots) >= num_experts)
+    assume(np.prod([float(2**num_experts)] * num_ranks) <= MAX_PLACEMENTS * 30)
+    return draw(loads(2, num_experts)), Capacity.of(slots, speeds=speeds)
+
+
+@pytest.mark.parametrize("split", list(Split))
+@settings(deadline=None, max_examples=60)
+@given(few_experts(alike=False))
+def test_no_placement_at_all_beats_the_bound(
+    split: Split, case: tuple[np.ndarray, Capacity]
+) -> None:
+    load_LE, capacity = case
+    listed, level_of = ENUMERATED[split]
+    every = listed(load_LE.shape[1], capacity.slots_R.tolist())
+    bound_L = lower_bound(load_LE, capacity.slots_R, capacity.speeds_R)
+    for load_E, bound in zip(load_LE, bound_L, strict=True):
+        assert bound <= level_of(load_E, every, capacity.speeds_R) * (1 + 1e-9)
 
 
 def without_second_copies(slots_LRS: np.ndarray) -> np.ndarray:
