@@ -29,6 +29,8 @@ from moe_placement.placement import ExpertsL, Placement, copies, received
 from moe_placement.score import LoadLE, check_load, rank_loads
 from moe_placement.split import best_fractions
 
+WORTHWHILE_GAP = 1e-3
+"""A layer is planned anew only if that brings its fullest rank this much nearer to the bound."""
 ROUNDING = 1e-9
 """Shares of a rank's load that are no difference."""
 
@@ -171,7 +173,7 @@ def _plan_alike(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement
     fresh = _judged(
         load_LE, ranks, goal, current, _shared(load_LE, ranks, goal, slots_LRS), Level.FULL
     )
-    better_L = (stepped.gap_L > goal.aim) & (fresh.gap_L < stepped.gap_L)
+    better_L = (stepped.gap_L > goal.aim) & (fresh.gap_L < stepped.gap_L - WORTHWHILE_GAP)
     if not better_L.any():
         return stepped
     mixed = Placement(
