@@ -148,8 +148,12 @@ def _only(placement: Placement, load_LE: LoadLE, layer: int) -> tuple[Placement,
 
 def _level(load_1E: LoadLE, to_plan: Capacity, demands: Demands) -> float:
     """What no placement of a single layer can beat."""
-    most = demands.copies.max_copies
-    return float(bound.lower_bound(load_1E, to_plan.slots_R, to_plan.speeds_R, most)[0])
+    copies = demands.copies.within_reach(load_1E.shape[1], to_plan.slots_R)
+    return float(
+        bound.lower_bound(
+            load_1E, to_plan.slots_R, to_plan.speeds_R, copies.max_copies, copies.min_copies
+        )[0]
+    )
 
 
 def _why_expert(tokens: float, level: float, needed: int, copies: int, demands: Demands) -> str:

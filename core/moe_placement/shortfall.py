@@ -104,15 +104,14 @@ def above_bound(one: Placement, load_1E: LoadLE, speeds_R: SpeedsR, level: float
 
 
 def held_back(load_1E: LoadLE, capacity: Capacity, demands: Demands, level: float) -> Iterator[str]:
-    """What the limit of copies costs a single layer with the bound `level`."""
-    if demands.copies.max_copies is None:
-        return
+    """What the limits of copies cost a single layer with the bound `level`."""
+    copies = demands.copies
     free = float(bound.lower_bound(load_1E, capacity.slots_R, capacity.speeds_R)[0])
     if level > free * (1 + TOLERANCE):
+        limits = f"from {copies.min_copies} to {copies.most(capacity.num_ranks)}"
         yield (
-            f"an expert may have {demands.copies.max_copies} "
-            f"{_plural('cop', demands.copies.max_copies, 'y', 'ies')}: with more the bound would "
-            f"be {free:,.0f} instead of {level:,.0f}"
+            f"each expert has {limits} copies, as asked: with free choice the bound would be "
+            f"{free:,.0f} instead of {level:,.0f}"
         )
 
 

@@ -23,6 +23,7 @@ from moe_placement.command.load_files import Load
 from moe_placement.command.usage import UsageError
 from moe_placement.explain import ExpertStory, LayerStory
 from moe_placement.placement import Placement
+from moe_placement.score import LoadLE
 from moe_placement.shortfall import Demands
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _all_layers(
     demands: Demands,
 ) -> None:
     stories = [
-        explain.explain_layer(placement, load.load_LE, capacity, layer, demands)
+        explain.explain_layer(placement, _existing(load, layer), capacity, layer, demands)
         for layer in range(len(load.load_LE))
     ]
     if parsed.json:
@@ -100,15 +101,15 @@ def _one_layer(
     demands: Demands,
 ) -> None:
     layer = parsed.layer
-    story = explain.explain_layer(placement, load.load_LE, capacity, layer, demands)
+    load_LE = _existing(load, layer)
+    story = explain.explain_layer(placement, load_LE, capacity, layer, demands)
     if parsed.expert is None:
-        num_experts = int(load.experts_L[layer])
-        hottest = np.argsort(-load.load_LE[layer, :num_experts], kind="stable").tolist()
+        hottest = np.argsort(-load_LE[layer], kind="stable").tolist()
         chosen = hottest if parsed.json else hottest[:MAX_EXPERTS]
     else:
         chosen = [parsed.expert]
     experts = [
-        explain.explain_expert(placement, load.load_LE, capacity, layer, expert, demands)
+        explain.explain_expert(placement, load_LE, capacity, layer, expert, demands)
         for expert in chosen
     ]
     if parsed.json:
@@ -200,6 +201,11 @@ def _expert(story: ExpertStory) -> list[RenderableType]:
         ranks = [f"→ rank {copy.rank}" for copy in shown]
         parts.append(tables.table(["from domain", "tokens", *ranks], sent, left=0))
     return parts
+
+
+def _existing(load: Load, layer: int) -> LoadLE:
+    """The load of the experts that a layer has."""
+    return load.load_LE[:, : int(load.experts_L[layer])]
 
 
 def _over(value: float, base: float) -> float:

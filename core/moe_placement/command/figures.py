@@ -15,11 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from moe_placement import bound, score
-from moe_placement.capacity import Capacity, FlagsR
+from moe_placement.capacity import Capacity, FlagsR, SlotsR, SpeedsR
+from moe_placement.command.load_files import Load
+from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement
-from moe_placement.score import LoadLE, RankLoadsLR
+from moe_placement.score import RankLoadsLR
 
 FiguresL = npt.NDArray[np.float64]
+
+NO_LIMITS = CopyLimits()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,17 +76,18 @@ class Figures:
 
 def figures(
     placement: Placement,
-    load_LE: LoadLE,
+    load: Load,
     capacity: Capacity,
     taking_part_R: FlagsR | None = None,
-    max_copies: int | None = None,
+    copies: CopyLimits = NO_LIMITS,
 ) -> Figures:
     """What `placement` does under the load.
 
     Args:
         taking_part_R: ranks that share the load; absent = the open ones.
-        max_copies: of an expert, as far as the bound may count on.
+        copies: what the bound may count on, and has to.
     """
+    load_LE = load.load_LE
     part_R = capacity.open_R if taking_part_R is None else taking_part_R
     tokens_LR = score.rank_loads(placement.slots_LRS, placement.fractions_LRS, load_LE)
     speeds_R = capacity.speeds_R[part_R]
@@ -90,7 +95,7 @@ def figures(
     fair_L = total_L / speeds_R.sum()
     level_LR = tokens_LR / capacity.speeds_R
     largest_L = level_LR.max(axis=1)
-    bound_L = bound.lower_bound(load_LE, capacity.slots_R[part_R], speeds_R, max_copies)
+    bound_L = _bound(load, capacity.slots_R[part_R], speeds_R, copies)
     loaded_L = total_L > 0
     relative_LR = np.divide(
         level_LR, fair_L[:, None], out=np.zeros(level_LR.shape), where=loaded_L[:, None]
@@ -109,3 +114,15 @@ def figures(
         gap_L=np.maximum(bound.gap(tokens_LR, capacity.speeds_R, bound_L), 0.0),
         missing_LE=(load_LE > 0) & ~held_LE,
     )
+
+
+def _bound(load: Load, slots_R: SlotsR, speeds_R: SpeedsR, copies: CopyLimits) -> FiguresL:
+    """What no placement beats, layer by layer; layers of as many experts in one go."""
+    bound_L = np.zeros(len(load.load_LE))
+    for experts in np.unique(load.experts_L).tolist():
+        rows = np.flatnonzero(load.experts_L == experts)
+        limits = copies.within_reach(experts, slots_R)
+        bound_L[rows] = bound.lower_bound(
+            load.load_LE[rows, :experts], slots_R, speeds_R, limits.max_copies, limits.min_copies
+        )
+    return bound_L

@@ -14,9 +14,10 @@ import numpy as np
 
 from moe_placement import dispatch, initial, migration
 from moe_placement.capacity import Capacity, FlagsR
-from moe_placement.command.figures import Figures, figures
+from moe_placement.command.figures import NO_LIMITS, Figures, figures
 from moe_placement.command.journey import walk
 from moe_placement.command.load_files import Load
+from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement, received
 from moe_placement.waves import Limits
 
@@ -62,7 +63,7 @@ def outcome(
     capacity: Capacity,
     current: Placement | None,
     spare_slots: int,
-    max_copies: int | None = None,
+    copies: CopyLimits = NO_LIMITS,
 ) -> Outcome:
     """Measure `placement` against what is in force, or against experts laid out in order."""
     name, before = "current", current
@@ -71,7 +72,7 @@ def outcome(
     shown = None
     if before is not None:
         present = surviving(before, capacity.live_R)
-        shown = figures(present, load.load_LE, capacity, capacity.live_R)
+        shown = figures(present, load, capacity, capacity.live_R)
         before = present
     return Outcome(
         placement=placement,
@@ -80,7 +81,7 @@ def outcome(
         waves=0 if current is None else _waves(current, placement, capacity, spare_slots),
         before_name=name,
         before=shown,
-        after=figures(placement, load.load_LE, capacity, max_copies=max_copies),
+        after=figures(placement, load, capacity, copies=copies),
         crossing=_crossing(before or placement, placement, load, capacity),
     )
 

@@ -93,9 +93,7 @@ def run(parsed: argparse.Namespace) -> int:
     goal = _goal(parsed)
     planned, seconds = _plan(load, capacity, goal, current)
     placement = _narrowed(planned.placement, capacity)
-    found = outcome(
-        placement, seconds, load, capacity, current, parsed.spare_slots, goal.copies.max_copies
-    )
+    found = outcome(placement, seconds, load, capacity, current, parsed.spare_slots, goal.copies)
     stats = _stats(parsed, found, planned)
     _write(parsed, found, stats)
     if parsed.json:

@@ -51,7 +51,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.resplit:
         best = split.best_fractions(load.load_LE, placement.slots_LRS, capacity.speeds_R)
         placement = Placement(placement.slots_LRS, best)
-    found = figures(placement, load.load_LE, capacity)
+    found = figures(placement, load, capacity)
     if parsed.json:
         tables.show_json(found.to_json())
     else:

@@ -129,7 +129,7 @@ def test_an_expert_too_hot_for_all_ranks_sets_the_bound() -> None:
     story = explain_layer(placement, load, capacity, 0, asked)
     assert story.bound == pytest.approx(45)
     assert "expert 0 has 90.0% of the tokens: on 2 ranks" in story.limits[0]
-    assert any("an expert may have 2 copies" in line for line in story.given_up)
+    assert any("from 1 to 2 copies, as asked" in line for line in story.given_up)
     expert = explain_expert(placement, load, capacity, 0, 0, Demands())
     assert "it would need 3 copies, it has 2" in expert.why
 

@@ -163,9 +163,11 @@ def test_layers_of_different_sizes(tmp_path: Path) -> None:
     np.savez(tmp_path / "L.npz", load=[[3.0, 2, 1, 1], [5, 1, 0, 0]], experts=[4, 2])
     done = moe_plan(
         "plan", "--load", tmp_path / "L.npz", "--ranks", 2, "--slots-per-rank", 3,
-        "--output", tmp_path / "P.npz",
+        "--output", tmp_path / "P.npz", "--json",
     )  # fmt: skip
     assert done.code == 0
+    assert [layer["bound"] for layer in done.json["layers"]] == [3.5, 3]
+    assert done.json["gap_worst"] <= 1e-4
     slots, _ = arrays(tmp_path / "P.npz")
     assert set(slots[0].ravel()) >= {0, 1, 2, 3}
     assert set(slots[1].ravel()) <= {-1, 0, 1}
