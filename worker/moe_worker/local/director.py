@@ -15,17 +15,19 @@ from dataclasses import dataclass
 from moe_api.load import LoadReport
 from moe_api.plan import (
     GroupPlan,
+    LayerPlacement,
     Member,
     PlanLimits,
     PreviousPlacement,
     SlotsLRS,
     encode_layers,
-    even_fractions,
 )
 from moe_api.worker import WorkerPhase, WorkerState
-from moe_placement import membership, migration, score
-from moe_placement.decide import Decision, Policy, Verdict, Walk, decide
+from moe_placement import membership, score
+from moe_placement.decide import Decision, Policy, Walk, decide
 from moe_placement.initial import InsufficientSlots, contiguous
+from moe_placement.placement import Placement
+from moe_placement.resplit import resplit
 from moe_placement.window import LoadWindow, ServedSince
 
 
@@ -57,7 +59,7 @@ class Director:
         self._rules = rules
         self.plan: GroupPlan | None = None
         """Newest plan."""
-        self.placement_LRS: SlotsLRS | None = None
+        self.placement: Placement | None = None
         """In force, as far as all members have said."""
         self.applied_epoch = 0
         self.decision: Decision | None = None
@@ -75,8 +77,8 @@ class Director:
         elif lost := self._lost(plan, living):
             self._go_on_without(plan, lost, living)
         elif is_broken(plan, living):
-            assert self.placement_LRS is not None, "a plan in force has a placement"
-            self._renew(plan.members, self.placement_LRS, "the group is formed anew")
+            assert self.placement is not None, "a plan in force has a placement"
+            self._renew(plan.members, self.placement, "the group is formed anew")
         elif newcomers := _waiting(plan, living):
             self._admit(plan, newcomers)
         else:
@@ -96,18 +98,19 @@ class Director:
         model = waiting[0].state.model if waiting[0].state else None
         assert model is not None, "a waiting worker has read its model"
         slots = self._rules.policy.serving_slots + self._rules.spare_slots
-        placement = contiguous(model.layers, model.experts, len(waiting), slots)
+        placed = contiguous(model.layers, model.experts, len(waiting), slots)
         members = [_member(rank) for rank in sorted(waiting, key=lambda rank: rank.member)]
-        self._renew(members, placement, f"{len(members)} ranks form the group")
+        self._renew(members, self._split(placed), f"{len(members)} ranks form the group")
 
     def _go_on_without(self, plan: GroupPlan, lost: set[int], living: Sequence[Living]) -> None:
         """Survivors at once when their slots hold every expert, else with the replacements."""
-        assert self.placement_LRS is not None, "a plan in force has a placement"
-        experts = int(self.placement_LRS.max()) + 1
+        assert self.placement is not None, "a plan in force has a placement"
+        slots_LRS = self.placement.slots_LRS
+        experts = int(slots_LRS.max()) + 1
         ranks = [rank for rank, member in enumerate(plan.members) if member.id not in lost]
         names = ", ".join(str(member) for member in sorted(lost))
         try:
-            placement = membership.repair(self.placement_LRS, ranks, experts)
+            repaired = membership.repair(slots_LRS, ranks, experts)
         except InsufficientSlots as error:
             self.event = f"rank {names} is lost; waiting for its replacement: {error}"
             newcomers = _waiting(plan, living)
@@ -115,29 +118,35 @@ class Director:
                 self._admit(plan, newcomers)
             return
         members = [plan.members[rank] for rank in ranks]
-        self._renew(members, placement, f"rank {names} is lost, {len(members)} go on")
+        self._renew(members, self._split(repaired), f"rank {names} is lost, {len(members)} go on")
 
     def _admit(self, plan: GroupPlan, newcomers: Sequence[Living]) -> None:
-        assert self.placement_LRS is not None, "a plan in force has a placement"
+        assert self.placement is not None, "a plan in force has a placement"
+        slots_LRS = self.placement.slots_LRS
         came = {rank.member: _member(rank) for rank in newcomers}
         stayed = {m.id: rank for rank, m in enumerate(plan.members) if m.id not in came}
         ids = sorted({*came, *stayed})
-        experts = int(self.placement_LRS.max()) + 1
-        placement = membership.admit(
-            self.placement_LRS,
+        experts = int(slots_LRS.max()) + 1
+        admitted = membership.admit(
+            slots_LRS,
             [stayed.get(member) for member in ids],
             experts,
             self._rules.policy.serving_slots,
         )
         members = [came[i] if i in came else plan.members[stayed[i]] for i in ids]
-        self._renew(members, placement, f"rank {', '.join(map(str, sorted(came)))} joins")
+        names = ", ".join(map(str, sorted(came)))
+        self._renew(members, self._split(admitted), f"rank {names} joins")
 
-    def _renew(self, members: Sequence[Member], placement: SlotsLRS, event: str) -> None:
+    def _split(self, slots_LRS: SlotsLRS) -> Placement:
+        """A placement made without planning shares tokens by the load known last."""
+        return resplit(slots_LRS, self._window.load(slots_LRS.shape[1]))
+
+    def _renew(self, members: Sequence[Member], placement: Placement, event: str) -> None:
         """A new generation."""
         generation = self.plan.generation + 1 if self.plan else 1
         self.plan = self._next(members, placement, generation, previous=None)
-        self.placement_LRS, self.applied_epoch = placement, 0
-        self._walk, self.event = Walk(None, self._walk.ended_seconds), event
+        self.placement, self.applied_epoch = placement, 0
+        self._walk, self.event = self._walk.stopped(), event
 
     def _watch(self, plan: GroupPlan, living: Sequence[Living], now: float) -> None:
         states = [rank.state for rank in living if rank.state is not None]
@@ -147,51 +156,44 @@ class Director:
             if self.applied_epoch != plan.epoch:
                 self._arrived(plan, now)
         elif any(state.abandoned_epoch == plan.epoch for state in states):
-            if self._walk.target_LRS is not None:
-                self._walk, self.event = Walk(None, now), f"epoch {plan.epoch} was abandoned"
+            if self._walk.target is not None:
+                self._walk = self._walk.given_up(now)
+                self.event = f"epoch {plan.epoch} was abandoned"
         else:
             return
         reports = [rank.load for rank in living if rank.load is not None]
         self._served = self._served.observe(reports)
-        is_walking = self._walk.target_LRS is not None
+        is_walking = self._walk.target is not None
         waited = self._decided_seconds is None or (
             now - self._decided_seconds >= self._rules.interval_seconds
         )
         if waited:
             self._decided_seconds = now
-            self._window = self._window.observe(reports, now)
+            self._window = self._window.observe(reports, now, self.placement)
         if waited or is_walking:
             self._rebalance(plan, now)
 
     def _arrived(self, plan: GroupPlan, now: float) -> None:
-        self.placement_LRS, self.applied_epoch = plan.slots(), plan.epoch
+        self.placement = Placement(plan.slots(), plan.fractions())
+        self.applied_epoch = plan.epoch
         self._served = ServedSince(plan.generation, plan.epoch)
-        target = self._walk.target_LRS
-        if target is not None and migration.reached(self.placement_LRS, target):
-            self._walk = Walk(None, now)
+        if self._walk.is_at(self.placement):
+            self._walk = self._walk.arrived(now)
 
     def _rebalance(self, plan: GroupPlan, now: float) -> None:
-        assert self.placement_LRS is not None, "a plan in force has a placement"
-        decision = self.decision = decide(
-            self._window.load(len(plan.members)),
-            self.placement_LRS,
-            even_fractions(self.placement_LRS),
-            self._walk,
-            self._rules.policy,
-            now,
-        )
+        assert self.placement is not None, "a plan in force has a placement"
+        load_LE = self._window.load(len(plan.members))
+        decision = decide(load_LE, self.placement, self._walk, self._rules.policy, now)
+        self.decision, self._walk = decision, decision.walk
         self.event = f"{decision.verdict.value}, {decision.reason}: {decision.message}"
-        if decision.verdict is Verdict.APPLIED and decision.wave_LRS is not None:
-            previous = PreviousPlacement(
-                epoch=self.applied_epoch, layers=encode_layers(self.placement_LRS)
-            )
-            self._walk = Walk(decision.target_LRS, self._walk.ended_seconds)
-            self.plan = self._next(plan.members, decision.wave_LRS, plan.generation, previous)
+        if decision.wave is not None:
+            previous = PreviousPlacement(epoch=self.applied_epoch, layers=_encoded(self.placement))
+            self.plan = self._next(plan.members, decision.wave, plan.generation, previous)
 
     def _next(
         self,
         members: Sequence[Member],
-        placement: SlotsLRS,
+        placement: Placement,
         generation: int,
         previous: PreviousPlacement | None,
     ) -> GroupPlan:
@@ -203,7 +205,7 @@ class Director:
             generation=generation,
             epoch=self.plan.epoch + 1 if self.plan else 1,
             members=list(members),
-            layers=encode_layers(placement),
+            layers=_encoded(placement),
             limits=PlanLimits(),
             previous=previous,
         ).sealed()
@@ -214,6 +216,10 @@ class Director:
     def _lost(self, plan: GroupPlan, living: Sequence[Living]) -> set[int]:
         incarnations = {rank.incarnation for rank in living}
         return {m.id for m in plan.members if m.incarnation not in incarnations}
+
+
+def _encoded(placement: Placement) -> list[LayerPlacement]:
+    return encode_layers(placement.slots_LRS, placement.fractions_LRS)
 
 
 def is_broken(plan: GroupPlan, living: Sequence[Living]) -> bool:
