@@ -31,6 +31,8 @@ HONOURED = frozenset(
         "experts.slotsPerRank",
         "experts.redundantSlotsPerRank",
         "experts.spareSlotsPerRank",
+        "experts.minReplicas",
+        "experts.maxReplicas",
         "topology.levels",
         "rebalancing.mode",
         "rebalancing.intervalSeconds",
@@ -39,6 +41,7 @@ HONOURED = frozenset(
         "rebalancing.minGainPercent",
         "rebalancing.budget.maxBytesPerSecond",
         "rebalancing.budget.maxMovesPerRound",
+        "rebalancing.budget.maxStallMillis",
         "rebalancing.deadlineSeconds",
         "kvCache.blockSize",
         "kvCache.memoryFraction",
@@ -54,6 +57,7 @@ HONOURED = frozenset(
         "failurePolicy.retainFailedPods",
         "disruption.drainSeconds",
         "disruption.pdb",
+        "disruption.evacuateOnCordon",
         "security.controlTokenSecretRef",
     }
 )
@@ -62,7 +66,6 @@ HONOURED = frozenset(
 HONOURED_VALUES: dict[str, tuple[Any, ...]] = {
     "kvCache.dtype": ("auto", "fp32", "bf16"),
     "kvCache.prefixCaching": (False,),
-    "disruption.evacuateOnCordon": (False,),
     "security.networkPolicy": (False,),
     "autoscaling.mode": ("External",),
 }

@@ -131,6 +131,14 @@ class ExpertPlacementSpec(Block):
     """The workers, in the order of their ranks."""
     layers: LayerList
     """Where the experts are, layer by layer."""
+    sources: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, le=65_535)]],
+            Field(max_length=MAX_RANKS, json_schema_extra=ATOMIC),
+        ]
+        | None
+    ) = None
+    """Tokens that each rank brings, of 65535; given, ranks send to near copies first."""
     limits: PlacementLimits = PlacementLimits()
     """How fast and how long weights may be copied."""
     previous: PreviousLayers | None = None

@@ -12,11 +12,11 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from moe_api.document import Document, Part
 
@@ -79,9 +79,19 @@ class GroupPlan(Document):
     epoch: int = Field(ge=1)
     members: list[Member] = Field(min_length=1, max_length=1024)
     layers: list[LayerPlacement] = Field(min_length=1, max_length=1024)
+    sources: list[Annotated[int, Field(ge=0, le=FRACTION_UNITS)]] | None = None
+    """How many of all tokens each rank's requests bring, in units of 1 / FRACTION_UNITS, rank by
+    rank. When given, ranks send tokens to near copies first, so far as the copies' fractions hold
+    for tokens that come like this; absent = each rank keeps to the fractions by itself."""
     limits: PlanLimits = PlanLimits()
     previous: PreviousPlacement | None = None
     hash: str = ""
+
+    @model_validator(mode="after")
+    def _one_source_a_rank(self) -> Self:
+        if self.sources is not None and len(self.sources) != len(self.members):
+            raise ValueError(f"{len(self.sources)} sources for {len(self.members)} members")
+        return self
 
     @property
     def fence(self) -> Fence:

@@ -191,6 +191,8 @@ class Decision(ObservedBlock):
     """Experts to copy."""
     bytes: BigCount | None = None
     """Bytes to copy."""
+    waves: Count | None = None
+    """Epochs on the way, each switched by all ranks at once."""
     measured_gain: Gain | None = None
     """Fall that was measured afterwards."""
     measured_stall_millis: Millis | None = None

@@ -1,10 +1,10 @@
 """Borders: which ranks are near each other, out of the topology domains that a plan's members name.
 
 Members list their domains broad to narrow (`moe_api.plan.Member`); algorithms take one number a
-rank. Operator and workers must come to the same numbers, so both ask here. Neighbours: `capacity`
-(takes the numbers), `dispatch` (whose tokens go where).
+rank. Operator and workers must come to the same numbers and shares, so both ask here. Neighbours:
+`capacity` (takes the numbers), `dispatch` (whose tokens go where).
 
-Shapes: R ranks, in plan order.
+Shapes: L MoE layers, R ranks in plan order, S physical slots a rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moe_api.plan import FractionsLRS
 from moe_placement.capacity import DomainsR
+from moe_placement.dispatch import shares_of
+from moe_placement.placement import Placement
 
 
 def domains_at(domains: Sequence[Sequence[str]], level: int) -> DomainsR:
@@ -36,3 +39,18 @@ def near(domains: Sequence[Sequence[str]]) -> DomainsR:
         if 1 < domains_R.max() + 1 < len(domains_R):
             return domains_R
     return np.zeros(len(domains), dtype=np.int64)
+
+
+def shares_from(
+    domain: int, placement: Placement, near_R: DomainsR, sources: Sequence[int] | None
+) -> FractionsLRS:
+    """Share of an expert's tokens that ranks of a domain send to each copy, [L, R, S].
+
+    Args:
+        near_R: as `near` gives them.
+        sources: `GroupPlan.sources`; absent = ranks of all domains send by the fractions.
+    """
+    if sources is None or sum(sources) == 0 or not near_R.any():
+        return placement.fractions_LRS
+    source_D = np.bincount(near_R, weights=np.asarray(sources)).astype(np.float64)
+    return shares_of(domain, placement.slots_LRS, placement.fractions_LRS, near_R, source_D)

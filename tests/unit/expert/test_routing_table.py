@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_api.plan import even_fractions
+from moe_api.plan import GroupPlan, Member, encode_layers, even_fractions
 from moe_worker.expert.routing_table import RoutingTable
 
 UNEVEN = (0.62, 0.25, 0.13)
@@ -200,6 +200,43 @@ def test_many_experts_at_once_keep_rank_loads_near_the_plan() -> None:
     np.add.at(planned, np.repeat(np.arange(8), 16), routed[placement.ravel()] / 2)
     # 512 copies' roundings of at most one token or so each, 16 slots and 8 senders to a rank.
     assert np.abs(load - planned).max() < 0.02 * planned.mean()
+
+
+def plan_on_two_hosts(sources: list[int] | None) -> GroupPlan:
+    """One expert on each of four ranks, two on each host."""
+    members = [
+        Member(id=10 + r, pod="p", uid=f"u{r}", address="a", incarnation="i",
+               domains=["zone", f"host-{r // 2}"])
+        for r in range(4)
+    ]  # fmt: skip
+    return GroupPlan(
+        namespace="n", deployment="d", group=0, leader_epoch=1, generation=1, epoch=1,
+        members=members, layers=encode_layers(slots([0], [0], [0], [0])), sources=sources,
+    )  # fmt: skip
+
+
+def test_near_copies_come_first_when_the_plan_says_whose_tokens_come() -> None:
+    for rank in range(4):
+        table = RoutingTable.of_plan(plan_on_two_hosts([16384] * 4), rank, 1)
+        sent = np.bincount(send(table, zeros(), [0] * 400), minlength=4)
+        own = [200, 200, 0, 0] if rank < 2 else [0, 0, 200, 200]
+        assert np.abs(sent - own).max() <= bound(400), "all stay on their host"
+
+
+def test_all_together_the_fractions_hold() -> None:
+    """Three quarters of the tokens come in on the first host: what its copies may serve stays."""
+    plan = plan_on_two_hosts([24576, 24576, 8192, 8192])
+    sent = np.zeros(4)
+    for rank, tokens in enumerate((3000, 3000, 1000, 1000)):
+        sent += np.bincount(send(RoutingTable.of_plan(plan, rank, 1), zeros(), [0] * tokens))
+    assert np.abs(sent - 2000).max() <= 4 * bound(3000)
+
+
+def test_without_sources_every_rank_keeps_to_the_fractions_by_itself() -> None:
+    for rank in range(4):
+        table = RoutingTable.of_plan(plan_on_two_hosts(None), rank, 1)
+        sent = np.bincount(send(table, zeros(), [0] * 400), minlength=4)
+        assert np.abs(sent - 100).max() <= bound(400)
 
 
 def test_layers_have_their_own_copies() -> None:

@@ -126,11 +126,7 @@ class Group:
             on_bytes=self._tools.observer.migrated,
         )
         num_experts, device = self._loaded.counters.num_experts, self._loaded.bank.device
-        own = plan.members[self.rank].id
-        wave.start(
-            staging,
-            lambda: RoutingTable.build(slots_LRS, plan.fractions(), num_experts, own, device),
-        )
+        wave.start(staging, lambda: RoutingTable.of_plan(plan, self.rank, num_experts, device))
 
     def call_off_wave(self) -> None:
         if self.wave is not None:

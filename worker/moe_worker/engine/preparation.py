@@ -132,12 +132,8 @@ class Preparation:
         slots_LRS = self.plan.slots()
         loaded = self._loader.load(slots_LRS)
         waiting = self._bring_experts(slots_LRS, loaded.bank)
-        table = RoutingTable.build(
-            slots_LRS,
-            self.plan.fractions(),
-            self._loader.arch.num_experts,
-            self.plan.members[self.rank].id,
-            loaded.bank.device,
+        table = RoutingTable.of_plan(
+            self.plan, self.rank, self._loader.arch.num_experts, loaded.bank.device
         )
         self.prepared = True
         self._on_progress()

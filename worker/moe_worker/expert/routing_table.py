@@ -12,8 +12,9 @@ are not in phase, and experts with few tokens do not all favour the copy on the 
 a batch an expert's points are dealt out to its tokens with a turn that differs from step to step,
 so that no place in the batch is tied to a copy, whatever the batch's size.
 
-Neighbours: `moe_api.plan` is where slots and fractions come from, `layer` keeps the counts n,
-`dispatch` sends by physical id = rank × slots_per_rank + slot.
+Neighbours: `moe_api.plan` is where slots and fractions come from, `moe_placement.borders` makes a
+rank's own shares of them when near copies come first, `layer` keeps the counts n, `dispatch` sends
+by physical id = rank × slots_per_rank + slot.
 
 Letters: T tokens, K choices, L layers, E logical experts, C copies of one expert at most, R ranks,
 S slots a rank.
@@ -28,7 +29,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moe_api.plan import FractionsLRS, SlotsLRS
+from moe_api.plan import FractionsLRS, GroupPlan, SlotsLRS
+from moe_placement.borders import near, shares_from
+from moe_placement.placement import Placement
 
 _POINT_BITS = 32
 _GOLDEN = -7046029254386353131
@@ -50,6 +53,21 @@ class RoutingTable:
     """int64, where this member's sequence of points begins, in units of 2⁻⁶⁴."""
     has_copies_L: tuple[bool, ...]
     """Layers in which some expert has more than one copy."""
+
+    @classmethod
+    def of_plan(
+        cls, plan: GroupPlan, rank: int, num_experts: int, device: str | torch.device = "cpu"
+    ) -> RoutingTable:
+        """The table that a rank of a plan routes its tokens by.
+
+        Raises:
+            ValueError: as `build`.
+        """
+        placement = Placement(plan.slots(), plan.fractions())
+        near_R = near([member.domains for member in plan.members])
+        shares_LRS = shares_from(int(near_R[rank]), placement, near_R, plan.sources)
+        member = plan.members[rank].id
+        return cls.build(placement.slots_LRS, shares_LRS, num_experts, member, device)
 
     @classmethod
     def build(
