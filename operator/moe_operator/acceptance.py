@@ -121,16 +121,30 @@ def _judge_shape(spec: MoEDeploymentSpec, model: ModelShape) -> Acceptance:
             f"spec.experts.slotsPerRank {slots} on {width} ranks gives {slots * width} slots for "
             f"{model.experts} experts: set it to {needed} or more, or raise parallelism.expert",
         )
-    return VALID
+    room, wanted = width * min(slots, model.experts), spec.experts.min_replicas * model.experts
+    if room < wanted:
+        return Acceptance(
+            Reason.INSUFFICIENT_SLOTS,
+            f"spec.experts.minReplicas {spec.experts.min_replicas} needs {wanted} slots for "
+            f"{model.experts} experts, {slots} on each of {width} ranks give {room}: lower it to "
+            f"{room // model.experts}, or set experts.slotsPerRank to {-(-wanted // width)}",
+        )
+    return Acceptance(
+        Reason.VALID,
+        f"the spec can be served: {slots} slots on each of {width} ranks, {model.experts} for one "
+        f"copy of each expert and {slots * width - model.experts} for more copies",
+    )
 
 
 def _remembered(generation: int, previous: Iterable[Condition]) -> Acceptance:
+    """What was told of the model while its witnesses were there; a good verdict may be told anew at
+    any time, so of it only the message stays."""
     condition = find(previous, ConditionType.ACCEPTED)
+    kept = {Reason.VALID.value, *(reason.value for reason in MODEL_REASONS)}
     if (
         condition is not None
-        and condition.status == "False"
         and condition.observed_generation == generation
-        and condition.reason in {reason.value for reason in MODEL_REASONS}
+        and condition.reason in kept
     ):
         return Acceptance(Reason(condition.reason), condition.message)
     return VALID

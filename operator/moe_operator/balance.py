@@ -16,10 +16,12 @@ import numpy as np
 from moe_api.load import LoadReport
 from moe_api.plan import GroupPlan, SlotsLRS, even_fractions
 from moe_api.worker import WorkerState
+from moe_operator.origins import Origins, RoutedRLE
 from moe_placement import initial, score
 from moe_placement.decide import Figures, Walk
+from moe_placement.placement import Placement
 from moe_placement.score import Imbalance, LoadLE, RankLoadsLR
-from moe_placement.window import LoadWindow, ServedSince
+from moe_placement.window import LoadWindow, ServedSince, enough_tokens
 
 MAX_HOT_EXPERTS = 10
 
@@ -37,12 +39,16 @@ class Trip:
 
     started: str
     """RFC 3339; names the decision in status."""
-    figures: Figures
+    reason: str
+    figures: Figures | None
+    """What the plan promises; None where no load is known."""
+    moves: int
+    """Experts that some rank has to receive on the whole way."""
     message: str
     generation: int
     newest_epoch: int
     """Of the wave announced last."""
-    peaks_before: float | None
+    peaks_before: float | None = None
     """Mean over layers of the largest rank's share, before."""
     bytes_by_epoch: tuple[tuple[int, int], ...] = ()
     stall_millis: float | None = None
@@ -51,6 +57,11 @@ class Trip:
     measured_gain: float | None = None
     measured: bool = False
     """The measured gain is final."""
+
+    @property
+    def is_measuring(self) -> bool:
+        """What it brought is still to be counted."""
+        return self.arrived and not self.measured and bool(self.peaks_before)
 
     @property
     def bytes(self) -> int:
@@ -84,6 +95,10 @@ class Balance:
     """Whether every member answered then."""
     load_LE: LoadLE | None = None
     """Load of the window; None = no sample."""
+    origins: Origins = field(default_factory=Origins)
+    """Who sends tokens, counted over about a window."""
+    routed_RLE: RoutedRLE | None = None
+    """The same as counted last, in plan order; None = too few."""
     known_LE: LoadLE | None = None
     """The last sample there was, however old."""
     measured: Imbalance | None = None
@@ -114,16 +129,23 @@ class Balance:
             peaks=None,
         )
         if plan.generation != self.served.generation:
-            out = replace(out, walk=Walk(None, self.walk.ended_seconds), trip=None)
+            out = replace(out, walk=self.walk.stopped(), trip=None, routed_RLE=None)
         return out
 
-    def read(self, reports: Sequence[LoadReport], member_ids: Sequence[int], now: float) -> Balance:
+    def read(
+        self,
+        reports: Sequence[LoadReport],
+        member_ids: Sequence[int],
+        now: float,
+        in_force: Placement | None = None,
+    ) -> Balance:
         """Take in the reports of one look; without a report of every member there is no sample."""
         if len(reports) < len(member_ids):
             return replace(self, read_at=now, heard=False, load_LE=None)
-        window = self.window.observe(reports, now)
-        served = self.served.observe(reports)
+        window = self.window.observe(reports, now, in_force)
+        served, origins = self.served.observe(reports), self.origins.observe(reports)
         loads, load_LE = served.rank_loads(member_ids), window.load(len(member_ids))
+        routed_RLE = origins.routed(member_ids)
         old = now - self.served_since >= self.window.window_seconds
         out = replace(
             self,
@@ -133,21 +155,25 @@ class Balance:
             load_LE=load_LE,
             known_LE=self.known_LE if load_LE is None else load_LE,
             served=replace(served, baseline=served.latest) if old else served,
+            origins=origins.renewed() if old else origins,
             served_since=now if old else self.served_since,
         )
         if loads is not None:
             out = replace(out, measured=score.imbalance(loads), peaks=peaks(loads))
         elif old:
             out = replace(out, measured=None, peaks=None)
+        if routed_RLE is not None and enough_tokens(routed_RLE.sum(axis=0), len(member_ids)):
+            out = replace(out, routed_RLE=routed_RLE)
+        elif old:
+            out = replace(out, routed_RLE=None)
         return out._measured_gain(final=old)
 
     def _measured_gain(self, final: bool) -> Balance:
         """Measure what the trip brought, until a whole window was counted after it."""
         trip = self.trip
-        if trip is None or not trip.arrived or trip.measured:
+        if trip is None or not trip.is_measuring or self.peaks is None:
             return self
-        if self.peaks is None or not trip.peaks_before:
-            return self
+        assert trip.peaks_before, "else there is nothing to measure"
         gain = (trip.peaks_before - self.peaks) / trip.peaks_before
         return replace(self, trip=replace(trip, measured_gain=gain, measured=final))
 

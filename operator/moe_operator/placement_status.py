@@ -10,14 +10,18 @@ from __future__ import annotations
 import numpy as np
 
 from moe_api.placement import ExpertPlacementStatus, MemberProgress, PlacementPhase
+from moe_api.plan import GroupPlan
 from moe_api.status import MAX_UNCOVERED, ExpertId, HotExpert, PlacementStatus
 from moe_operator import plans
 from moe_operator.balance import Balance
 from moe_operator.coverage import CountsLE, expert_copies
 from moe_operator.members import in_force
+from moe_operator.nearby import dispatch
+from moe_operator.plans import Placed
 from moe_operator.rebalance import Rebalance
 from moe_operator.report import Report
 from moe_operator.texts import cut
+from moe_placement.borders import domains_at, near
 
 DIGITS = 3
 
@@ -71,11 +75,14 @@ def expert_placement_status(
         ],
     }
     if trip is not None:
+        figures = trip.figures
         update |= {
-            "imbalance_before": _rounded(trip.figures.imbalance_now),
-            "imbalance_predicted": _rounded(trip.figures.imbalance_predicted),
+            "imbalance_before": None if figures is None else _rounded(figures.imbalance_now),
+            "imbalance_predicted": (
+                None if figures is None else _rounded(figures.imbalance_predicted)
+            ),
             "imbalance_measured": None if measured is None else _rounded(measured.worst),
-            "moves": trip.figures.moves,
+            "moves": trip.moves,
             "bytes": trip.bytes,
             "stall_millis": None if trip.stall_millis is None else round(trip.stall_millis, 1),
             "message": cut(trip.message),
@@ -92,13 +99,18 @@ def _group_figures(group: Rebalance) -> PlacementStatus | None:
     measured = None if balance is None else balance.measured
     trip = None if balance is None else balance.trip
     states = [m.worker for m in group.outcome.members if m.worker is not None]
-    slots_LRS = plans.placed(stored.plan, states).slots_LRS
-    blocks = None if balance is None else balance.imbalance_without_replication(slots_LRS)
+    current = plans.placed(stored.plan, states)
+    blocks = None if balance is None else balance.imbalance_without_replication(current.slots_LRS)
     return PlacementStatus(
         imbalance=None if measured is None else _rounded(measured.worst),
         mean_imbalance=None if measured is None else _rounded(measured.mean),
         imbalance_without_replication=None if blocks is None else _rounded(blocks),
-        predicted_imbalance=None if trip is None else _rounded(trip.figures.imbalance_predicted),
+        predicted_imbalance=(
+            None
+            if trip is None or trip.figures is None
+            else _rounded(trip.figures.imbalance_predicted)
+        ),
+        cross_domain_share=_crossing(stored.plan, current, balance),
         min_copies=int(copies_LE.min()),
         uncovered=[
             ExpertId(layer=layer, expert=expert)
@@ -106,6 +118,19 @@ def _group_figures(group: Rebalance) -> PlacementStatus | None:
         ],
         hot_experts=[] if balance is None else _hot(balance, copies_LE, spread_LE),
     )
+
+
+def _crossing(plan: GroupPlan, current: Placed, balance: Balance | None) -> float | None:
+    """Share of tokens that leave their rank's domain of the narrowest level; None without levels or
+    tokens."""
+    domains = [member.domains for member in plan.members]
+    num_levels = min(map(len, domains))
+    if balance is None or balance.routed_RLE is None or num_levels == 0:
+        return None
+    sources = plan.sources if current.epoch == plan.epoch else None
+    border_R = domains_at(domains, num_levels - 1)
+    told = dispatch(current.placement, sources, balance.routed_RLE, near(domains), border_R)
+    return None if told.crossing is None else _rounded(told.crossing)
 
 
 def _hot(balance: Balance, copies_LE: CountsLE, spread_LE: CountsLE) -> list[HotExpert]:

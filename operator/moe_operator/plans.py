@@ -150,6 +150,7 @@ def regrouped(
         "epoch": after[1] + 1,
         "members": list(members),
         "layers": _encoded(placement),
+        "sources": None,
         "limits": limits,
         "previous": None,
     }
@@ -157,14 +158,24 @@ def regrouped(
 
 
 def wave(
-    plan: GroupPlan, leader_epoch: int, current: Placed, placement: Placement, limits: PlanLimits
+    plan: GroupPlan,
+    leader_epoch: int,
+    current: Placed,
+    placement: Placement,
+    limits: PlanLimits,
+    sources: Sequence[int] | None = None,
 ) -> GroupPlan:
-    """The next epoch of the same generation; what is in force stays named until it is switched."""
+    """The next epoch of the same generation; what is in force stays named until it is switched.
+
+    Args:
+        sources: as in `GroupPlan`; None = ranks do not send to near copies first.
+    """
     previous = PreviousPlacement(epoch=current.epoch, layers=_encoded(current.placement))
     update = {
         "leader_epoch": leader_epoch,
         "epoch": plan.epoch + 1,
         "layers": _encoded(placement),
+        "sources": None if sources is None else list(sources),
         "limits": limits,
         "previous": previous,
     }

@@ -1,44 +1,36 @@
-"""Rebalancing, the shell: read loads, ask `moe_placement.decide`, store and announce the next wave.
+"""Rebalancing, the shell: read loads, ask for the next wave, store and announce it.
 
 One epoch is under way at a time. While it is, this only watches: the members switch, or agree to
 abandon it, and say so. Between two waves of a walk the next follows at once; otherwise loads are
-read every interval. Neighbours: `balance` (the state), `plans` (the documents), `status`.
+read every interval. Experts on ranks that are about to go come first; where nothing is to be moved,
+ranks may come to send to near copies first.
+Neighbours: `next_wave` (decides), `balance` (the state), `records` (what status is told).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from moe_api.load import LoadReport
-from moe_api.plan import GroupPlan, PlanLimits
+from moe_api.plan import GroupPlan
 from moe_api.status import Decision as DecisionStatus
 from moe_api.worker import WorkerState
-from moe_operator import plans
+from moe_operator import evacuation, plans, records
 from moe_operator.act import announce, store
 from moe_operator.actions import StorePlan
-from moe_operator.balance import Balance, Trip, peaks
+from moe_operator.balance import Balance
 from moe_operator.context import Context
 from moe_operator.desired import Desired
 from moe_operator.groups import GroupOutcome
 from moe_operator.members import MemberState
+from moe_operator.next_wave import Step, decided, evacuated, sent_near
 from moe_operator.plans import Placed
 from moe_operator.rules import Ages
-from moe_operator.texts import cut
 from moe_operator.timestamps import timestamp
-from moe_placement import migration, score
-from moe_placement.decide import Decision, Mode, Policy, Verdict, Walk, decide
-from moe_placement.placement import Placement
+from moe_placement.decide import Decision
 from moe_placement.score import LoadLE
 
-_WORDS: dict[Verdict, Literal["Applied", "Recommended", "Skipped", "Deferred", "Aborted"]] = {
-    Verdict.APPLIED: "Applied",
-    Verdict.RECOMMENDED: "Recommended",
-    Verdict.SKIPPED: "Skipped",
-    Verdict.DEFERRED: "Deferred",
-    Verdict.ABORTED: "Aborted",
-}
 STALLED_SECONDS = 30.0
 """Beyond a wave's deadline: by then its members should have agreed to abandon it."""
 
@@ -62,9 +54,14 @@ class Rebalance:
 
 
 def rebalance(
-    ctx: Context, wish: Desired, outcome: GroupOutcome, ages: Ages, token: str
+    ctx: Context,
+    wish: Desired,
+    outcome: GroupOutcome,
+    ages: Ages,
+    token: str,
+    cordoned: Collection[str] = (),
 ) -> Rebalance:
-    """One step for one group; `ages` as in `rules`."""
+    """One step for one group; `ages` as in `rules`, `cordoned` nodes by name."""
     plan = outcome.plan
     if plan is None or plan != _stored(outcome):
         return Rebalance(outcome)
@@ -81,46 +78,36 @@ def rebalance(
     current = plans.placed(plan, states)
     balance = balance.under(plan, current.epoch, now)
     balance, aborted = _arrive(ctx, wish, balance, plan, current, states)
-    decision = None
-    if _ready(outcome) and (_walking(balance, current) or _due(balance, wish, now)):
-        if _due(balance, wish, now):
-            balance = balance.read(_loads(ctx, outcome, token), [m.id for m in plan.members], now)
-        decision, balance, wave = _decide(ctx, wish, balance, plan, current, now)
-        if wave is not None:
-            outcome = replace(outcome, plan=wave, settled=False)
-            store(ctx, wish, outcome, StorePlan(wave, decision.message))
-            announce(ctx, wish, outcome, wave, token)
-        ctx.metrics.rebalance.labels(verdict=decision.verdict.value).inc()
-    notes[plan.group] = balance
-    trip = _trip_record(wish, balance, plan.group)
-    refusal = _refusal_record(ctx, wish, decision, plan.group)
-    records = tuple(r for r in (trip, aborted, refusal) if r is not None)
+    started = timestamp(ctx.clock)
+    step = Step(wish, outcome.members, plan, current, balance, ctx.leader_epoch, now, started)
+    if _ready(outcome):
+        leaving = _leaving(wish, outcome, cordoned)
+        step = evacuated(step, leaving)
+        if step.wave is None:
+            step = _look(ctx, wish, outcome, step, leaving, token)
+    if step.wave is not None:
+        assert step.decision is not None, "every wave is decided on"
+        outcome = replace(outcome, plan=step.wave, settled=False)
+        store(ctx, wish, outcome, StorePlan(step.wave, step.decision.message))
+        announce(ctx, wish, outcome, step.wave, token)
+    if step.decision is not None:
+        ctx.metrics.rebalance.labels(verdict=step.decision.verdict.value).inc()
+    notes[plan.group] = step.balance
+    name = wish.group_name(plan.group)
+    told = (
+        records.rebalanced(step.balance.trip, name),
+        aborted,
+        records.refusal(step.decision, name, started),
+    )
     gave_up = current.epoch < plan.epoch and outcome.plan == plan
-    return Rebalance(outcome, balance, decision, records, aborted=gave_up)
+    found = tuple(record for record in told if record is not None)
+    return Rebalance(outcome, step.balance, step.decision, found, aborted=gave_up)
 
 
 def known_loads(ctx: Context, wish: Desired) -> dict[int, LoadLE]:
     """Per group the load known last; groups of which none is known are left out."""
     notes: dict[int, Balance] = ctx.memory.of(wish.key, "balance", dict)
     return {group: note.known_LE for group, note in notes.items() if note.known_LE is not None}
-
-
-def policy(wish: Desired, slots_per_rank: int) -> Policy:
-    rebalancing = wish.spec.rebalancing
-    return Policy(
-        mode=Mode(rebalancing.mode),
-        serving_slots=slots_per_rank - wish.spec.experts.spare_slots_per_rank,
-        min_gain_percent=rebalancing.min_gain_percent,
-        cooldown_seconds=rebalancing.cooldown_seconds,
-        max_moves_per_round=rebalancing.budget.max_moves_per_round,
-    )
-
-
-def limits(wish: Desired) -> PlanLimits:
-    return PlanLimits(
-        max_bytes_per_second=wish.spec.rebalancing.budget.max_bytes_per_second,
-        deadline_seconds=wish.spec.rebalancing.deadline_seconds,
-    )
 
 
 def _stored(outcome: GroupOutcome) -> GroupPlan | None:
@@ -151,38 +138,50 @@ def _arrive(
     if current.epoch < plan.epoch:
         if balance.aborted_epoch >= plan.epoch:
             return balance, None
-        errors = [s.migration.error for s in states if s.migration and s.migration.error]
-        record = DecisionStatus(
-            time=timestamp(ctx.clock),
-            group=wish.group_name(plan.group),
-            verdict="Aborted",
-            reason="WaveAbandoned",
-            message=cut(
-                f"epoch {plan.epoch} was abandoned, epoch {current.epoch} stays in force"
-                + (f": {errors[0]}" if errors else "")
-            ),
-        )
+        name = wish.group_name(plan.group)
+        told = records.abandoned(plan.epoch, current.epoch, states, name, timestamp(ctx.clock))
         # The next interval plans from what is in force.
-        ended = replace(
-            balance, walk=Walk(None, now), trip=None, aborted_epoch=plan.epoch, read_at=now
-        )
-        return ended, record
+        walk = balance.walk.given_up(now)
+        ended = replace(balance, walk=walk, trip=None, aborted_epoch=plan.epoch, read_at=now)
+        return ended, told
     if balance.trip is not None and current.epoch == balance.trip.newest_epoch:
         balance = replace(balance, trip=balance.trip.switched(current.epoch, states))
-    target = balance.walk.target_LRS
-    if target is not None and migration.reached(current.slots_LRS, target):
+    if balance.walk.is_at(current.placement):
         trip = None if balance.trip is None else replace(balance.trip, arrived=True)
-        balance = replace(balance, walk=Walk(None, now), trip=trip)
+        balance = replace(balance, walk=balance.walk.arrived(now), trip=trip)
     return balance, None
+
+
+def _leaving(wish: Desired, outcome: GroupOutcome, cordoned: Collection[str]) -> tuple[int, ...]:
+    """Ranks whose experts are to go elsewhere."""
+    if not wish.spec.disruption.evacuate_on_cordon:
+        return ()
+    return evacuation.leaving(outcome.members, cordoned)
+
+
+def _look(
+    ctx: Context,
+    wish: Desired,
+    outcome: GroupOutcome,
+    step: Step,
+    leaving: Sequence[int],
+    token: str,
+) -> Step:
+    """Read loads when it is time, decide about moves, then about whom ranks send to."""
+    due = _due(step.balance, wish, step.now)
+    if due:
+        ids = [member.id for member in step.plan.members]
+        reports = _loads(ctx, outcome, token)
+        read = step.balance.read(reports, ids, step.now, step.current.placement)
+        step = replace(step, balance=read)
+    elif not step.balance.walk.leads_on(step.current.placement):
+        return step
+    step = decided(step, leaving)
+    return sent_near(step) if due and step.wave is None else step
 
 
 def _ready(outcome: GroupOutcome) -> bool:
     return all(m.state is MemberState.SERVING for m in outcome.members)
-
-
-def _walking(balance: Balance, current: Placed) -> bool:
-    target = balance.walk.target_LRS
-    return target is not None and target.shape == current.slots_LRS.shape
 
 
 def _due(balance: Balance, wish: Desired, now: float) -> bool:
@@ -196,87 +195,3 @@ def _loads(ctx: Context, outcome: GroupOutcome, token: str) -> list[LoadReport]:
     num_layers = 0 if outcome.plan is None else len(outcome.plan.layers)
     reports = [answer for answer in answers if isinstance(answer, LoadReport)]
     return [report for report in reports if len(report.routed) == num_layers]
-
-
-def _decide(
-    ctx: Context, wish: Desired, balance: Balance, plan: GroupPlan, current: Placed, now: float
-) -> tuple[Decision, Balance, GroupPlan | None]:
-    placement = current.placement
-    allowed = policy(wish, current.slots_LRS.shape[2])
-    if allowed.mode is not Mode.AUTO:
-        balance = replace(balance, walk=Walk(None, balance.walk.ended_seconds))
-    walking = balance.walk.target_LRS is not None
-    if balance.heard or walking or allowed.mode is Mode.OFF:
-        decision = decide(
-            balance.load_LE,
-            placement.slots_LRS,
-            placement.fractions_LRS,
-            balance.walk,
-            allowed,
-            now,
-        )
-    else:
-        decision = Decision(Verdict.SKIPPED, "NoMetrics", "not every member reported its load")
-    if decision.wave_LRS is None:
-        if balance.walk.target_LRS is not None:  # a walk that cannot go on is over
-            balance = replace(balance, walk=Walk(None, now))
-        return decision, balance, None
-    arriving = Placement.even(decision.wave_LRS)
-    wave = plans.wave(plan, ctx.leader_epoch, current, arriving, limits(wish))
-    trip = balance.trip
-    if decision.figures is not None:  # a walk begins
-        before = balance.peaks
-        if before is None and balance.load_LE is not None:
-            before = peaks(
-                score.rank_loads(placement.slots_LRS, placement.fractions_LRS, balance.load_LE)
-            )
-        trip = Trip(
-            timestamp(ctx.clock),
-            decision.figures,
-            decision.message,
-            plan.generation,
-            wave.epoch,
-            before,
-        )
-    elif trip is not None:
-        trip = replace(trip, newest_epoch=wave.epoch)
-    walk = Walk(decision.target_LRS, balance.walk.ended_seconds)
-    return decision, replace(balance, walk=walk, trip=trip), wave
-
-
-def _refusal_record(
-    ctx: Context, wish: Desired, decision: Decision | None, group: int
-) -> DecisionStatus | None:
-    """How a decision against a rebalance is written down."""
-    if decision is None or decision.verdict is Verdict.APPLIED:
-        return None
-    figures = decision.figures
-    return DecisionStatus(
-        time=timestamp(ctx.clock),
-        group=wish.group_name(group),
-        verdict=_WORDS[decision.verdict],
-        reason=decision.reason,
-        predicted_gain=None if figures is None else round(figures.gain, 4),
-        moves=None if figures is None else figures.moves,
-        message=cut(decision.message),
-    )
-
-
-def _trip_record(wish: Desired, balance: Balance, group: int) -> DecisionStatus | None:
-    """The decision of the trip under way or made last, with all that is known of it by now."""
-    trip = balance.trip
-    if trip is None:
-        return None
-    gain, stall = trip.measured_gain, trip.stall_millis
-    return DecisionStatus(
-        time=trip.started,
-        group=wish.group_name(group),
-        verdict="Applied",
-        reason="AboveTarget",
-        predicted_gain=round(trip.figures.gain, 4),
-        moves=trip.figures.moves,
-        bytes=trip.bytes or None,
-        measured_gain=None if gain is None else round(gain, 3),
-        measured_stall_millis=None if stall is None else round(stall, 1),
-        message=cut(trip.message),
-    )

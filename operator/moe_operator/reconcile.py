@@ -17,6 +17,7 @@ from moe_operator import children, status
 from moe_operator.acceptance import Acceptance, judge_model
 from moe_operator.act import act
 from moe_operator.ages import Ages as SeenAges
+from moe_operator.allowance import limits
 from moe_operator.apply import apply_child, remove_child
 from moe_operator.context import Context, Key
 from moe_operator.control_token import control_token
@@ -30,7 +31,7 @@ from moe_operator.news import news
 from moe_operator.observe import Observation, observe
 from moe_operator.placement_status import expert_placement_status
 from moe_operator.plans import PlanTooLarge
-from moe_operator.rebalance import Rebalance, known_loads, limits, rebalance
+from moe_operator.rebalance import Rebalance, known_loads, rebalance
 from moe_operator.report import Report
 from moe_operator.rollout import intents
 from moe_operator.rules import Ages, GroupRules, Intent
@@ -70,7 +71,8 @@ def reconcile(ctx: Context, key: Key) -> Result:
         apply_children(ctx, wish, seen, rules, outcomes, ages)
         for outcome in outcomes:
             problems += act(ctx, wish, outcome, token)
-        groups = [rebalance(ctx, wish, outcome, ages, token) for outcome in outcomes]
+        cordoned = seen.cordoned_nodes
+        groups = [rebalance(ctx, wish, outcome, ages, token, cordoned) for outcome in outcomes]
     report = Report(wish, acceptance, seen, model, rules, ages, groups, problems)
     too_early = tell(ctx, report)
     return Result(next_look(report, too_early))
@@ -170,7 +172,8 @@ def apply_children(
         if wish.spec.disruption.pdb == "None" or not (outcome.view.pods or outcome.actions):
             remove_child(ctx, key, "PodDisruptionBudget", wish.group_name(group))
         else:
-            available = min_available(outcome, rules, cordoned, ages)
+            evacuates = wish.spec.disruption.evacuate_on_cordon
+            available = min_available(outcome, rules, cordoned, ages, evacuates=evacuates)
             apply_child(ctx, key, children.disruption_budget(owner, group, available))
 
 
@@ -221,6 +224,8 @@ def _see(ctx: Context, wish: Desired, seen: Observation, rules: GroupRules) -> A
             facts.add(("short", index))
         if index >= wish.spec.replicas:
             facts.add(("shrinking", index))
+        if any(pod.node in seen.cordoned_nodes for pod in view.pods):
+            facts.add(("cordoned", index))
     return ctx.memory.of(wish.key, "ages", SeenAges).see(facts, ctx.clock.monotonic())
 
 

@@ -182,7 +182,12 @@ def _steady(new: PlacementStatus | None, old: PlacementStatus | None) -> Placeme
     """`new`, with the old value of each figure that hardly moved."""
     if new is None or old is None:
         return new
-    figures = ("imbalance", "mean_imbalance", "imbalance_without_replication")
+    figures = (
+        "imbalance",
+        "mean_imbalance",
+        "imbalance_without_replication",
+        "cross_domain_share",
+    )
     kept: dict[str, Any] = {
         name: getattr(old, name)
         for name in figures

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import httpx
+import numpy as np
 import pytest
 
 from devcluster.api import ApiError
@@ -17,6 +18,7 @@ from devcluster.cluster import Cluster
 from devcluster.images import SAME_HOST_IMAGE
 from devcluster.waiting import wait_until
 from moe_api import names
+from moe_placement import score
 from tests.support.product import OPERATOR_NAMESPACE, Deployment, traffic
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -89,6 +91,62 @@ def poke(moe: Deployment, value: str) -> None:
     """Have the operator look: an event of an owned object asks for a pass."""
     service = names.service_name(moe.name)
     moe.kubectl("annotate", "service", service, f"test/poke={value}", "--overwrite")
+
+
+def test_replayed_prompts_are_as_balanced_as_the_plan_predicted(
+    moe: Deployment, answer: str
+) -> None:
+    """One recorded set of prompts before and after: what ranks serve of it is within 2 % of what
+    the plan predicts for it."""
+    prompts = pieces("english.txt", 24)
+    # Another window begins the operator's memory anew: it holds this set and nothing else.
+    moe.patch({"rebalancing": {"windowSeconds": 3600, "minGainPercent": 1}})
+    moe.wait_ready()
+    first = moe.counters()
+    moe.replay(prompts)
+    recorded = moe.counters()
+    load_LE = recorded.routed_LE - first.routed_LE
+    before = score.imbalance(recorded.served_LR - first.served_LR)
+    assert before is not None
+    epoch = moe.plan().epoch
+    moe.patch({"rebalancing": {"mode": "Auto", "cooldownSeconds": 3600}})
+    moe.wait(lambda: walked(moe, epoch), "the plan for these prompts to be in force")
+    plan = moe.plan()
+    predicted = score.imbalance(score.rank_loads(plan.slots(), plan.fractions(), load_LE))
+    assert predicted is not None
+    assert predicted.worst < before.worst - 0.1
+    told = moe.placement()["status"]["imbalancePredicted"]
+    assert told == pytest.approx(predicted.worst, rel=0.02)
+
+    start = moe.counters()
+    moe.replay(prompts)
+    end = moe.counters()
+    assert moe.plan().epoch == plan.epoch
+    assert np.array_equal(end.routed_LE - start.routed_LE, load_LE), "the same tokens"
+    after = score.imbalance(end.served_LR - start.served_LR)
+    assert after is not None
+    assert after.worst == pytest.approx(predicted.worst, rel=0.02)
+    for measured, promised in zip(after.per_layer, predicted.per_layer, strict=True):
+        assert measured == pytest.approx(promised, rel=0.02), "each layer"
+    assert moe.answer(PROMPT) == answer
+    moe.patch({"rebalancing": {"mode": "Off", "cooldownSeconds": 0, "windowSeconds": 10}})
+    moe.wait_ready()
+
+
+def pieces(file: str, number: int, characters: int = 400) -> list[str]:
+    text = (CHECKOUT / "examples/tiny-moe/heldout" / file).read_text()
+    return [text[start : start + characters] for start in range(0, number * characters, characters)]
+
+
+def walked(moe: Deployment, epoch: int) -> bool:
+    """Whether a rebalance has begun after this epoch, and all its waves are in force."""
+    placement = moe.placement()
+    return bool(
+        placement["spec"]["epoch"] > epoch
+        and placement["status"].get("appliedEpoch") == placement["spec"]["epoch"]
+        and moe.condition("Rebalancing")[1] == "Idle"
+        and "imbalancePredicted" in placement["status"]
+    )
 
 
 def test_rebalance_with_the_operator_killed_in_the_middle(moe: Deployment, answer: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from moe_api import names
 from moe_api.load import LoadReport
-from moe_api.plan import GroupPlan, even_fractions
+from moe_api.plan import GroupPlan
 from moe_api.worker import MigrationState, ModelShape, WorkerPhase, WorkerState
 
 SHAPE = ModelShape(layers=2, experts=6, top_k=2, bytes_per_expert=1000, kv_bytes_per_token=10)
@@ -41,6 +41,7 @@ class FakeWorker:
     abandoned_epoch: int = 0
     slots_LRS: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.int32))
     """Placement that it runs, of all ranks."""
+    fractions_LRS: np.ndarray = field(default_factory=lambda: np.zeros((0, 0, 0)))
     rank: int = 0
     suspects: list[int] = field(default_factory=list)
     running: int = 0
@@ -194,13 +195,12 @@ class Fleet:
 
 
 def _served(worker: FakeWorker, load_LE: np.ndarray) -> np.ndarray:
-    """Tokens of this worker's slots under the placement that it runs, copies taking even shares."""
-    shares_LRS = even_fractions(worker.slots_LRS)
+    """Tokens of this worker's slots under the placement that it runs."""
     out = np.zeros(worker.served_LS.shape)
     for layer, slot in np.ndindex(*out.shape):
         expert = worker.slots_LRS[layer, worker.rank, slot]
         if expert >= 0:
-            out[layer, slot] = load_LE[layer, expert] * shares_LRS[layer, worker.rank, slot]
+            out[layer, slot] = load_LE[layer, expert] * worker.fractions_LRS[layer, worker.rank, slot]
     return out
 
 
@@ -219,6 +219,7 @@ def _enter(worker: FakeWorker, plan: GroupPlan, rank: int) -> None:
         )  # fmt: skip
     worker.generation, worker.applied_epoch = plan.generation, plan.epoch
     worker.slots_LRS, worker.rank, worker.suspects = slots_LRS, rank, []
+    worker.fractions_LRS = plan.fractions()
     worker.phase = WorkerPhase.DRAINING if worker.draining else WorkerPhase.SERVING
     if worker.routed_LE.size == 0:
         worker.routed_LE = np.zeros((slots_LRS.shape[0], int(slots_LRS.max()) + 1))

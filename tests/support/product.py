@@ -6,20 +6,26 @@ Used by tests/cluster only. Requests go straight to pod addresses, which this ma
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 
 from devcluster import chart
 from devcluster.cluster import Cluster
 from devcluster.waiting import wait_until
 from moe_api import names
+from moe_api.load import LoadReport
+from moe_api.plan import GroupPlan
 from tests.support.manifests import merged, moe_deployment
 
 OPERATOR_NAMESPACE = "moe-system"
@@ -49,6 +55,14 @@ def install(cluster: Cluster, folder: Path) -> None:
 def uninstall(cluster: Cluster) -> None:
     cluster.kubectl("delete", "moed", "--all", "--all-namespaces", "--ignore-not-found")
     cluster.helm("uninstall", "moe-operator", "--namespace", OPERATOR_NAMESPACE)
+
+
+@dataclass(frozen=True)
+class Counters:
+    served_LR: npt.NDArray[np.float64]
+    """Tokens that each rank's slots received."""
+    routed_LE: npt.NDArray[np.float64]
+    """Tokens that chose each expert."""
 
 
 @dataclass
@@ -126,6 +140,38 @@ class Deployment:
         """Base URLs of the members of group 0, in the order of ranks."""
         members = self.placement()["spec"]["members"]
         return [f"http://{member['address']}:{names.HTTP_PORT}" for member in members]
+
+    def plan(self) -> GroupPlan:
+        """Of group 0, as stored."""
+        return GroupPlan.model_validate(self.placement()["spec"])
+
+    def counters(self) -> Counters:
+        """What the members of group 0 have counted by now."""
+        uid = self.object["metadata"]["uid"]
+        secret = self.get("secret", names.control_secret_name(self.name, uid))
+        token = base64.b64decode(secret["data"][names.CONTROL_TOKEN_FILE]).decode()
+        reports = []
+        for member in self.plan().members:
+            url = f"http://{member.address}:{names.CONTROL_PORT}{names.CONTROL_LOAD}"
+            reply = httpx.get(
+                url, headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False
+            )
+            assert reply.status_code == 200, reply.text
+            reports.append(LoadReport.from_json(reply.content))
+        served = [np.asarray(report.served, dtype=float).sum(axis=1) for report in reports]
+        routed = np.sum([np.asarray(report.routed, dtype=float) for report in reports], axis=0)
+        return Counters(np.stack(served, axis=1), routed)
+
+    def replay(self, prompts: Sequence[str], max_tokens: int = 8) -> None:
+        """Each prompt once, greedily, rank after rank in turn, all ranks at the same time."""
+        addresses = self.addresses()
+
+        def drive(rank: int) -> None:
+            for prompt in prompts[rank :: len(addresses)]:
+                self.answer(prompt, max_tokens, addresses[rank])
+
+        with ThreadPoolExecutor(len(addresses)) as pool:
+            list(pool.map(drive, range(len(addresses))))
 
     def answer(self, prompt: str, max_tokens: int = 16, address: str | None = None) -> str:
         """A greedy completion of one rank (rank 0 if not told)."""

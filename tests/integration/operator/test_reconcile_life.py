@@ -201,6 +201,21 @@ def test_too_few_slots_for_the_model_leave_no_pod(world: World):
     assert "set it to 2 or more" in accepted.message
 
 
+def test_a01_counts_that_do_not_divide_make_a_valid_plan_and_are_told(world: World):
+    """The case's proportions: six experts on five ranks, one slot more than that divides."""
+    world.create(parallelism={"expert": 5}, experts={"slotsPerRank": 2})
+    world.converge(world.is_ready)
+    [accepted] = [c for c in world.status().conditions if c.type == "Accepted"]
+    assert accepted.message.endswith(
+        "2 slots on each of 5 ranks, 6 for one copy of each expert and 4 for more copies"
+    )
+    for layer in world.placement()["spec"]["layers"]:  # type: ignore[index]
+        ranks = [row.split(",") for row in layer["slots"].split(";")]
+        assert sorted(e for row in ranks for e in row if e != "-1") == list("012345")
+        assert max(len([e for e in row if e != "-1"]) for row in ranks) <= 2
+    assert world.status().placement.min_copies == 1  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("uri", ["hf://org/name", "s3://bucket/model"])
 def test_an_unsupported_model_source_makes_no_pod(world: World, uri: str):
     world.create(model={"uri": uri}, **THREE)

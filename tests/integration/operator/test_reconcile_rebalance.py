@@ -126,6 +126,29 @@ def test_no_tokens_are_no_load(world: World):
     assert epoch(world) == 1
 
 
+def test_a05_a_window_without_requests_after_a_resize_is_no_sample(world: World):
+    """EP 2 → 4 after a skewed load: what counts from then on is the new group's own requests."""
+    quick = QUICK | {"mode": "Recommend"}
+    world.create(parallelism={"expert": 2}, rebalancing=quick)
+    world.converge(world.is_ready)
+    world.converge(under_traffic(world)(lambda: decisions(world, "Recommended")))
+    world.edit({"parallelism": {"expert": 4}, "rebalancing": QUICK})
+    world.converge(lambda: world.is_ready() and world.status().ranks.summary == "4/4")
+    formed = world.placement()
+    assert formed is not None
+    asked = world.now
+    world.converge(lambda: world.now > asked + 2 * QUICK["windowSeconds"])
+    status = world.status()
+    assert status.placement is not None
+    assert status.placement.imbalance is None, "absent, neither 1 nor NaN"
+    assert status.placement.hot_experts == []
+    assert status.placement.cross_domain_share is None
+    assert status.decisions[0].reason == "NoTraffic"
+    assert decisions(world, "Applied") == []
+    assert world.condition("Balanced") == ("Unknown", "NoTraffic")
+    assert world.placement()["spec"] == formed["spec"]  # type: ignore[index]
+
+
 def test_an_abandoned_wave_leaves_the_last_epoch_in_force(world: World):
     world.create(**THREE)
     world.converge(world.is_ready)

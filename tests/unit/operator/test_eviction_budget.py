@@ -56,6 +56,29 @@ def test_where_a_loss_stops_the_group_only_a_cordon_opens_the_way(cordoned, expe
     assert budget(tight_group(), rules(slots_per_rank=2), cordoned) == expected
 
 
+@pytest.mark.parametrize(
+    ("ages", "expected"), [({}, 3), ({("cordoned", 0): 599.0}, 3), ({("cordoned", 0): 601.0}, 2)]
+)
+def test_while_experts_leave_a_cordoned_node_its_pod_stays_but_not_for_ever(ages, expected):
+    given, outcome = rules(), decided(serving_group())
+    assert min_available(outcome, given, {"node1"}, ages, evacuates=True) == expected
+    assert min_available(outcome, given, {"node1"}, ages, evacuates=False) == 2
+    assert min_available(outcome, given, {"node9"}, ages, evacuates=True) == 2
+
+
+def test_with_its_experts_elsewhere_the_pod_may_go():
+    slots = np.asarray([[[0, 1, 2], [2, -1, -1], [3, 4, 5]]] * 2, dtype=np.int32)
+    view = serving_group()
+    moved = replace(view, stored=stored(plan_of(view.pods, slots=slots)))
+    assert min_available(decided(moved), rules(), {"node1"}, {}, evacuates=True) == 2
+
+
+def test_what_nobody_has_room_for_holds_no_eviction_back():
+    given = rules(slots_per_rank=2)
+    outcome = decided(tight_group(), given)
+    assert min_available(outcome, given, {"node1"}, {}, evacuates=True) == 2
+
+
 def test_min_serving_ranks_count():
     assert budget(serving_group(), rules(min_serving_ranks=3)) == 3
 
@@ -70,6 +93,12 @@ def test_a_group_of_one_never_blocks():
 def test_a_group_that_does_not_serve_yet_never_blocks():
     pods = tuple(pod(m, waiting(f"u{m}", m)) for m in range(3))
     assert budget(replace(serving_group(), pods=pods, stored=None)) == 0
+
+
+def test_a_drain_of_two_nodes_at_once_is_told_where_the_rest_has_no_room():
+    outcome = decided(serving_group())
+    assert interrupted(outcome, rules(), {"node1"}) == ""
+    assert "interrupts the group" in interrupted(outcome, rules(), {"node1", "node2"})
 
 
 @pytest.mark.parametrize(("view", "told"), [(tight_group(), True), (serving_group(), False)])

@@ -9,6 +9,7 @@ from moe_api.load import LoadReport
 from moe_api.worker import MigrationState
 from moe_operator.balance import Balance, Trip, peaks
 from moe_placement.decide import Figures, Walk
+from moe_placement.placement import Placement
 from tests.support.group_views import plan_of, serving_group, worker
 
 PLAN = plan_of(serving_group().pods)
@@ -70,11 +71,10 @@ def test_a_new_epoch_is_measured_anew():
 
 def test_another_membership_ends_the_walk():
     walking = Balance.begin(10.0, PLAN, 0.0)
-    walking = Balance(
-        walking.window, walking.served, 0.0, walk=Walk(PLAN.slots(), 1.0), trip=trip()
-    )
+    target = Placement.even(PLAN.slots())
+    walking = Balance(walking.window, walking.served, 0.0, walk=Walk(target, 1.0), trip=trip())
     other = walking.under(PLAN.model_copy(update={"generation": 2}), 2, 3.0)
-    assert other.walk.target_LRS is None
+    assert other.walk.target is None
     assert other.trip is None
     assert walking.under(PLAN, 1, 3.0) is walking
 
@@ -82,7 +82,7 @@ def test_another_membership_ends_the_walk():
 def trip(**changes) -> Trip:
     figures = Figures(imbalance_now=2.0, imbalance_predicted=1.0, gain=0.5, moves=2)
     known = {"arrived": True, "peaks_before": 0.8} | changes
-    return Trip("t", figures, "m", generation=1, newest_epoch=3, **known)
+    return Trip("t", "AboveTarget", figures, 2, "m", generation=1, newest_epoch=3, **known)
 
 
 def test_the_measured_gain_compares_the_fullest_ranks():

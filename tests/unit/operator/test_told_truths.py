@@ -243,6 +243,38 @@ class TestModelVerdict:
         spec = wish(experts={"slotsPerRank": slots}).spec
         assert judge_model(spec, [], SHAPE, 3, []).accepted is accepted
 
+    def test_a01_the_slots_that_counts_come_to_are_told(self):
+        """60 experts on ranks of three nodes, 8 + 8 + 4: nothing has to divide, slots are alike."""
+        shape = SHAPE.model_copy(update={"experts": 60})
+        ranks = {"parallelism": {"expert": 20}}
+        for experts in ({"slotsPerRank": 4}, {"redundantSlotsPerRank": 1}, {}):
+            verdict = judge_model(wish(experts=experts, **ranks).spec, [], shape, 3, [])
+            assert verdict.accepted
+            assert "4 slots on each of 20 ranks, 60 for one" in verdict.message
+            assert "and 20 for more copies" in verdict.message
+        few = judge_model(wish(experts={"slotsPerRank": 2}, **ranks).spec, [], shape, 3, [])
+        assert few.reason == Reason.INSUFFICIENT_SLOTS
+        assert "2 on 20 ranks gives 40 slots for 60 experts: set it to 3 or more" in few.message
+
+    def test_copies_that_nobody_has_room_for_are_refused_with_the_way_out(self):
+        spec = wish(experts={"slotsPerRank": 3, "minReplicas": 2}).spec
+        refused = judge_model(spec, [], SHAPE, 3, [])
+        assert refused.reason == Reason.INSUFFICIENT_SLOTS
+        assert refused.message == (
+            "spec.experts.minReplicas 2 needs 12 slots for 6 experts, 3 on each of 3 ranks give "
+            "9: lower it to 1, or set experts.slotsPerRank to 4"
+        )
+        roomy = wish(experts={"slotsPerRank": 4, "minReplicas": 2}).spec
+        assert judge_model(roomy, [], SHAPE, 3, []).accepted
+
+    def test_what_was_told_of_the_model_stays_while_no_worker_can_tell(self):
+        told = judge_model(self.spec, [], SHAPE, 3, [])
+        condition = make_condition(
+            ConditionType.ACCEPTED, "True", told.reason, told.message, generation=3, now="t"
+        )
+        assert judge_model(self.spec, [], None, 3, [condition]) == told
+        assert judge_model(self.spec, [], None, 4, [condition]) == VALID
+
     @pytest.mark.parametrize(("generation", "kept"), [(3, True), (4, False)])
     def test_the_verdict_is_remembered_until_the_spec_changes(self, generation, kept):
         condition = make_condition(

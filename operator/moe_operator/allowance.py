@@ -1,0 +1,69 @@
+"""What a spec allows rebalancing to do, in the words of `moe_placement`: policy, limits.
+
+Pure. Neighbours: `rebalance` and `reconcile` (which plans carry the limits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moe_api.plan import PlanLimits
+from moe_operator.desired import Desired
+from moe_operator.members import MemberView
+from moe_placement.borders import near
+from moe_placement.copy_limits import CopyLimits
+from moe_placement.decide import Mode, Policy
+from moe_placement.waves import Limits
+
+
+def policy(
+    wish: Desired, members: Sequence[MemberView], slots_per_rank: int, leaving: Sequence[int] = ()
+) -> Policy:
+    """For decisions about a group.
+
+    Args:
+        slots_per_rank: serving and spare ones.
+        leaving: ranks that are about to go.
+    """
+    spec, rebalancing, budget = wish.spec, wish.spec.rebalancing, wish.spec.rebalancing.budget
+    size = bytes_per_expert(members)
+    return Policy(
+        mode=Mode(rebalancing.mode),
+        serving_slots=slots_per_rank - spec.experts.spare_slots_per_rank,
+        min_gain_percent=rebalancing.min_gain_percent,
+        cooldown_seconds=rebalancing.cooldown_seconds,
+        max_moves_per_round=budget.max_moves_per_round,
+        copies=CopyLimits(spec.experts.min_replicas, spec.experts.max_replicas),
+        bytes_per_expert=size,
+        max_bytes_per_second=budget.max_bytes_per_second,
+        max_stall_millis=budget.max_stall_millis,
+        deadline_seconds=rebalancing.deadline_seconds,
+        domains=tuple(near([m.member.domains for m in members]).tolist()),
+        draining=tuple(leaving),
+    )
+
+
+def limits(wish: Desired) -> PlanLimits:
+    return PlanLimits(
+        max_bytes_per_second=wish.spec.rebalancing.budget.max_bytes_per_second,
+        deadline_seconds=wish.spec.rebalancing.deadline_seconds,
+    )
+
+
+def wave_limits(wish: Desired, members: Sequence[MemberView]) -> Limits:
+    """Of a wave that is no rebalance: as many moves as a round may have, as many bytes as a rank
+    may receive in half of its deadline."""
+    rebalancing = wish.spec.rebalancing
+    size = bytes_per_expert(members)
+    most = rebalancing.budget.max_bytes_per_second * rebalancing.deadline_seconds // 2
+    return Limits(
+        max_moves=rebalancing.budget.max_moves_per_round,
+        bytes_per_expert=size,
+        max_rank_bytes=max(most, size),
+    )
+
+
+def bytes_per_expert(members: Sequence[MemberView]) -> int:
+    """As workers read it of their model; 1 while none can tell."""
+    known = [m.worker.model for m in members if m.worker is not None and m.worker.model is not None]
+    return known[0].bytes_per_expert if known else 1
