@@ -200,7 +200,8 @@ def _served(worker: FakeWorker, load_LE: np.ndarray) -> np.ndarray:
     for layer, slot in np.ndindex(*out.shape):
         expert = worker.slots_LRS[layer, worker.rank, slot]
         if expert >= 0:
-            out[layer, slot] = load_LE[layer, expert] * worker.fractions_LRS[layer, worker.rank, slot]
+            share = worker.fractions_LRS[layer, worker.rank, slot]
+            out[layer, slot] = load_LE[layer, expert] * share
     return out
 
 

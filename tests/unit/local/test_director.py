@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from moe_api.load import LoadReport
 from moe_api.plan import GroupPlan
 from moe_api.worker import ModelShape, WorkerPhase, WorkerState
+from moe_placement import score
 from moe_placement.decide import Mode, Policy
+from moe_placement.split import best_fractions
 from moe_worker.local.director import Director, Living, Rules, hung, in_force
 
 SHAPE = ModelShape(layers=2, experts=8, top_k=2, bytes_per_expert=1000, kv_bytes_per_token=10)
@@ -81,8 +84,8 @@ class Ranks:
         return replace(rank, state=rank.state.model_copy(update=changes))
 
 
-def serving() -> tuple[Director, Ranks, GroupPlan]:
-    director, ranks = Director(RULES), Ranks()
+def serving(rules: Rules = RULES) -> tuple[Director, Ranks, GroupPlan]:
+    director, ranks = Director(rules), Ranks()
     plan = director.look(ranks.report(), 0.0)
     assert plan is not None
     ranks.run(plan)
@@ -157,7 +160,8 @@ def walk(director: Director, ranks: Ranks, start: float) -> list[GroupPlan]:
 
 
 def test_a_hot_expert_leads_to_a_walk_of_epochs_and_then_to_rest() -> None:
-    director, ranks, _ = serving()
+    one_move = replace(RULES, policy=replace(RULES.policy, max_moves_per_round=1))
+    director, ranks, _ = serving(one_move)
     for expert in range(8):
         ranks.count(expert, 4000 if expert == 0 else 500)
     plans = walk(director, ranks, 10.0)
@@ -168,6 +172,28 @@ def test_a_hot_expert_leads_to_a_walk_of_epochs_and_then_to_rest() -> None:
     assert plans[0].previous.epoch == 1
     assert (plans[-1].slots() == 0).sum() > 2, "the hot expert has got copies"
     assert director.applied_epoch == plans[-1].epoch
+    load = np.asarray([[4000.0] + [500] * 7] * 2)
+    loads = score.rank_loads(plans[-1].slots(), plans[-1].fractions(), load)
+    assert loads.max() / loads.mean() < 1.03, "fractions make up what copies leave"
+
+
+def test_survivors_split_by_the_load_of_the_window() -> None:
+    director, ranks = Director(replace(RULES, spare_slots=3)), Ranks()
+    ranks.run(director.look(ranks.report(), 0.0))
+    director.look(ranks.report(), 1.0)
+    for expert in range(8):
+        ranks.count(expert, 4000 if expert == 0 else 500)
+    plans = walk(director, ranks, 10.0)
+    ranks.kill(2)
+    survivors = director.look(ranks.report(), 50.0)
+    assert survivors is not None
+    assert survivors.generation == plans[-1].generation + 1
+    load = np.asarray([[4000.0] + [500] * 7] * 2)
+    loads = score.rank_loads(survivors.slots(), survivors.fractions(), load)
+    best = best_fractions(load, survivors.slots(), np.ones(2))
+    assert loads.max() == pytest.approx(
+        score.rank_loads(survivors.slots(), best, load).max(), rel=1e-3
+    )
 
 
 def test_without_traffic_the_plan_stays() -> None:

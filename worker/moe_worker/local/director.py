@@ -10,7 +10,7 @@ Neighbours: `group` observes and puts plans; the decisions are those of `moe_pla
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moe_api.load import LoadReport
 from moe_api.plan import (
@@ -171,7 +171,7 @@ class Director:
             self._decided_seconds = now
             self._window = self._window.observe(reports, now, self.placement)
         if waited or is_walking:
-            self._rebalance(plan, now)
+            self._rebalance(plan, states, now)
 
     def _arrived(self, plan: GroupPlan, now: float) -> None:
         self.placement = Placement(plan.slots(), plan.fractions())
@@ -180,10 +180,15 @@ class Director:
         if self._walk.is_at(self.placement):
             self._walk = self._walk.arrived(now)
 
-    def _rebalance(self, plan: GroupPlan, now: float) -> None:
+    def _rebalance(self, plan: GroupPlan, states: Sequence[WorkerState], now: float) -> None:
         assert self.placement is not None, "a plan in force has a placement"
         load_LE = self._window.load(len(plan.members))
-        decision = decide(load_LE, self.placement, self._walk, self._rules.policy, now)
+        sizes = [state.model.bytes_per_expert for state in states if state.model is not None]
+        policy = replace(self._rules.policy, bytes_per_expert=max(sizes, default=0))
+        migrations = [state.migration for state in states if state.migration is not None]
+        stalls = [m.stall_millis for m in migrations if m.stall_millis is not None]
+        stall = max(stalls, default=None)
+        decision = decide(load_LE, self.placement, self._walk, policy, now, stall)
         self.decision, self._walk = decision, decision.walk
         self.event = f"{decision.verdict.value}, {decision.reason}: {decision.message}"
         if decision.wave is not None:

@@ -42,6 +42,8 @@ MAX_STARTS = 5
 MEMORY_FRACTION = 0.8
 """Of the machine, for all ranks together."""
 DRAIN_SECONDS = 20
+MAX_STALL_MILLIS = 1000.0
+"""Of a switch that is still worth it: ranks that share a machine stall each other."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,7 @@ def _rules(options: Options, num_experts: int) -> Rules:
             min_gain_percent=options.min_gain_percent,
             cooldown_seconds=options.cooldown_seconds,
             max_moves_per_round=64,
+            max_stall_millis=MAX_STALL_MILLIS,
         ),
     )
 
