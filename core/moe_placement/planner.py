@@ -19,13 +19,19 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from moe_api.plan import SlotsLRS
-from moe_placement import full_even, full_fractions
+from moe_api.plan import SlotsLRS, even_fractions
+from moe_placement import full_even, full_fractions, repair, step_fractions
 from moe_placement.bound import GapL, gap, lower_bound
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.initial import InsufficientSlots
-from moe_placement.placement import ExpertsL, Placement, copies, received
+from moe_placement.placement import (
+    FRACTION_TOLERANCE,
+    ExpertsL,
+    Placement,
+    copies,
+    received,
+)
 from moe_placement.score import LoadLE, check_load, rank_loads
 from moe_placement.split import best_fractions
 
@@ -111,7 +117,7 @@ def plan(
     # Layers with as many experts as each other are planned in one go.
     for num_experts in np.unique(experts_L).tolist():
         rows = np.flatnonzero(experts_L == num_experts)
-        there = current and _rows(current, rows, open_ranks)
+        there = current and _rest(current, rows, open_ranks)
         left = goal.max_moves if goal.max_moves is None else max(0, goal.max_moves - moves)
         part = _plan_alike(load_LE[rows, :num_experts], ranks, replace(goal, max_moves=left), there)
         at = np.ix_(rows, open_ranks, np.arange(part.placement.slots_LRS.shape[2]))
@@ -151,11 +157,21 @@ def _check(
         )
 
 
-def _rows(
+def _rest(
     placement: Placement, layers: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]
 ) -> Placement:
+    """What is left of a placement on some ranks: remaining copies serve all of their expert."""
     at = np.ix_(layers, ranks)
-    return Placement(placement.slots_LRS[at], placement.fractions_LRS[at])
+    slots_LRS, fractions_LRS = placement.slots_LRS[at], placement.fractions_LRS[at]
+    index = np.nonzero(slots_LRS >= 0)
+    key_N = index[0] * (int(slots_LRS.max(initial=0)) + 1) + slots_LRS[index]
+    total_N = np.bincount(key_N, fractions_LRS[index])[key_N]
+    even_N = even_fractions(slots_LRS)[index]
+    lost_N = np.abs(total_N - 1) > FRACTION_TOLERANCE
+    share_N = fractions_LRS[index] / np.where(lost_N & (total_N > 0), total_N, 1.0)
+    out_LRS = np.zeros(slots_LRS.shape)
+    out_LRS[index] = np.where(total_N > 0, share_N, even_N)
+    return Placement(slots_LRS, out_LRS)
 
 
 def _plan_alike(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement | None) -> Planned:
@@ -200,8 +216,10 @@ def _wide(placement: Placement, width: int) -> Placement:
 
 
 def _stepped(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement) -> Placement:
-    """No move yet: what is in force, its fractions solved again where it is whole."""
-    return _shared(load_LE, ranks, goal, current.slots_LRS)
+    arguments = (load_LE, current.slots_LRS, ranks.slots_R, ranks.speeds_R, goal.copies)
+    if goal.split is Split.EVEN:
+        return Placement.even(repair.whole(*arguments))
+    return Placement(*step_fractions.improve(*arguments, goal.aim, goal.max_moves))
 
 
 def _shared(load_LE: LoadLE, ranks: Capacity, goal: Goal, slots_LRS: SlotsLRS) -> Placement:
