@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,15 +33,39 @@ class Figure:
     """The same of the published method; empty where it has no such thing."""
     goal: float | None = None
     digits: int = 1
+    bounds: tuple[float, ...] = ()
+    """What no method can be below, where that is known; a goal below it cannot be reached."""
 
     @property
     def reached(self) -> bool | None:
         """None where nothing was promised."""
-        return None if self.goal is None else max(self.ours) <= self.goal * (1 + 1e-9) + 1e-12
+        return None if self.goal is None else not self.missed
 
     @property
-    def worst_case(self) -> str:
-        return self.cases[self.ours.index(max(self.ours))]
+    def missed(self) -> list[str]:
+        """Cases in which the goal was not reached although it can be."""
+        return [
+            case
+            for case, value, bound in zip(self.cases, self.ours, self._bounds, strict=True)
+            if self.goal is not None and self._shown(value) > self._shown(max(self.goal, bound))
+        ]
+
+    @property
+    def out_of_reach(self) -> list[str]:
+        """Cases in which no method reaches the goal."""
+        return [
+            case
+            for case, bound in zip(self.cases, self._bounds, strict=True)
+            if self.goal is not None and self._shown(bound) > self._shown(self.goal)
+        ]
+
+    @property
+    def _bounds(self) -> tuple[float, ...]:
+        return self.bounds or (-math.inf,) * len(self.ours)
+
+    def _shown(self, value: float) -> float:
+        """As it stands in the table: what is shown as the goal has reached it."""
+        return value if math.isinf(value) else round(value * SCALES[self.unit], self.digits)
 
     def shown(self, values: Sequence[float]) -> str:
         """`0.2 … 1.3 %`: best and worst case."""
@@ -53,10 +78,10 @@ class Figure:
     def shown_goal(self) -> str:
         if self.goal is None:
             return "–"
-        return f"≤ {self.goal * SCALES[self.unit]:g} {self.unit}".strip()
+        return f"≤ {round(self.goal * SCALES[self.unit], 3):g} {self.unit}".strip()
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "reached": self.reached}
+        return {**asdict(self), "reached": self.reached, "out_of_reach": self.out_of_reach}
 
 
 @dataclass(frozen=True)
@@ -99,10 +124,12 @@ class Tally:
         *,
         goal: float | None = None,
         digits: int = 1,
+        bound: float | None = None,
     ) -> None:
-        theirs = () if published is None else (float(published),)
+        """`goal` and `digits` are the same for all cases of a name."""
+        theirs, floor = (() if x is None else (float(x),) for x in (published, bound))
         new = Figure(
-            self.row, self.shape, name, unit, (case,), (float(ours),), theirs, goal, digits
+            self.row, self.shape, name, unit, (case,), (float(ours),), theirs, goal, digits, floor
         )
         old = self.figures.get(name)
         if old is not None:
@@ -111,6 +138,7 @@ class Tally:
                 cases=old.cases + new.cases,
                 ours=old.ours + new.ours,
                 published=old.published + new.published,
+                bounds=old.bounds + new.bounds,
             )
         self.figures[name] = new
 

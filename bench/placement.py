@@ -4,7 +4,7 @@ Usage: python bench/placement.py [--only fractions,drift] [--shapes b,c1] [--qui
 
 Every number comes from one process and the same loads. Times are CPU time of the fastest of three
 runs; gaps are over the bound that no placement beats. A range goes from the best to the worst of
-the loads. `--salt N` draws other loads than those the goals were set with.
+the loads. A goal that no method can reach in some case says so. `--salt N` draws other loads than those the goals were set with.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _listed(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:
-    reached = {None: "", True: "yes", False: f"no {figure.worst_case}"}[figure.reached]
+    reached = {None: "", True: "yes", False: f"no {' '.join(figure.missed)}"}[figure.reached]
+    if figure.out_of_reach:
+        reached = f"{reached} (none can: {' '.join(figure.out_of_reach)})"
     return (
         figure.row,
         figure.shape,

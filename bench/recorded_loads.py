@@ -45,6 +45,17 @@ def counted(routing_TLK: RoutingTLK, num_experts: int) -> LoadLE:
     return flat.reshape(num_layers, num_experts).astype(np.float64)
 
 
+def pairs(routing_TLK: RoutingTLK, num_experts: int) -> npt.NDArray[np.float64]:
+    """Tokens that chose both of two experts, [L, E, E]."""
+    num_tokens, num_layers, _ = routing_TLK.shape
+    out = np.zeros((num_layers, num_experts, num_experts))
+    for layer in range(num_layers):
+        chosen_TE = np.zeros((num_tokens, num_experts), dtype=np.float32)
+        np.put_along_axis(chosen_TE, routing_TLK[:, layer].astype(np.int64), 1.0, axis=1)
+        out[layer] = chosen_TE.T @ chosen_TE
+    return out
+
+
 def trace(tokens_per_window: int, num_experts: int = 64, rounds: int = 2) -> list[LoadLE]:
     """Windows of a trace that goes through all domains in turn, `rounds` times: [W] of [L, E].
 
