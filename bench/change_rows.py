@@ -17,8 +17,9 @@ from bench.full_rows import EVEN, FRACTIONS, capacity_of, checked, gap_of, publi
 from bench.placement_loads import LoadLE, SlotsLRS
 from moe_placement import membership, waves
 from moe_placement.capacity import Capacity
+from moe_placement.goal import Goal
 from moe_placement.placement import Placement
-from moe_placement.planner import Goal, plan
+from moe_placement.planner import plan
 
 SPARE_SLOTS = 1
 DRIFTS = (0.1, 0.3)

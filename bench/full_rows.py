@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from moe_placement.planner import Goal, Split, plan
 
 from bench import exact_pairs, greedy_hierarchical, placement_loads
 from bench.figure import Choice, Tally, timed
 from bench.placement_loads import LoadLE, Shape
 from moe_placement.capacity import Capacity
+from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement
+from moe_placement.planner import plan
 
 FRACTIONS, EVEN = Goal(split=Split.FRACTIONS), Goal(split=Split.EVEN)
 SLOW_SPEED = 0.7

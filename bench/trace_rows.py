@@ -16,8 +16,9 @@ from bench.figure import Choice, Tally
 from bench.full_rows import EVEN, FRACTIONS, checked, gap_of
 from bench.placement_loads import LoadLE
 from moe_placement.capacity import Capacity
+from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement
-from moe_placement.planner import Goal, Split, plan
+from moe_placement.planner import plan
 from moe_placement.split import best_fractions
 
 NUM_EXPERTS, NUM_SLOTS, NUM_RANKS = 64, 80, 16

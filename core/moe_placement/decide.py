@@ -17,7 +17,8 @@ import numpy as np
 
 from moe_placement import score, trigger
 from moe_placement.placement import Placement
-from moe_placement.planner import Level, Planned, plan
+from moe_placement.planned import Level, Planned
+from moe_placement.planner import plan
 from moe_placement.policy import Mode as Mode
 from moe_placement.policy import Policy as Policy
 from moe_placement.prospect import Figures as Figures
@@ -25,7 +26,6 @@ from moe_placement.prospect import Prospect, Sight
 from moe_placement.score import LoadLE
 from moe_placement.trigger import Reason
 from moe_placement.under_way import Walk as Walk
-
 
 NO_GAIN = 1e-3
 """Share of work that is not worth a word: fractions are stored in units of 1/65535."""

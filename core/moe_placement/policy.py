@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
-from moe_placement.planner import Goal, Split
+from moe_placement.goal import Goal, Split
 from moe_placement.waves import Limits
 
 MAX_WAVES_OF_MOVES = 8

@@ -14,8 +14,9 @@ import numpy as np
 
 from moe_placement import score
 from moe_placement.capacity import Capacity
+from moe_placement.goal import Split
 from moe_placement.placement import Placement, holders
-from moe_placement.planner import Level, Planned, Split
+from moe_placement.planned import Level, Planned
 from moe_placement.policy import Policy
 from moe_placement.score import LoadLE, RankLoadsLR
 from moe_placement.split import best_fractions

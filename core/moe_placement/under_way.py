@@ -15,8 +15,8 @@ import numpy as np
 from moe_api.plan import FRACTION_UNITS, FractionsLRS, SlotsLRS
 from moe_placement import migration, waves
 from moe_placement.capacity import SpeedsR
+from moe_placement.goal import Split
 from moe_placement.placement import Placement
-from moe_placement.planner import Split
 from moe_placement.score import LoadLE
 from moe_placement.split import best_fractions
 from moe_placement.trigger import is_setback

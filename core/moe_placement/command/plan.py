@@ -33,8 +33,9 @@ from moe_placement.command.load_files import Load
 from moe_placement.command.outcome import Outcome, outcome
 from moe_placement.command.progress import Bar
 from moe_placement.command.usage import UsageError
+from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement
-from moe_placement.planner import Goal, Planned, Split
+from moe_placement.planned import Planned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,8 +48,6 @@ examples:
   moe-plan plan --load L.npy --ranks 32 --slots-per-rank 9 --domains 8,8,8,8 --dead 3,7
   moe-plan plan --load counts.json --corpus law --ranks 16 --slots-per-rank 5 --plot heat.png
 """
-STATS_SUFFIXES = (".json",)
-PLAN_SUFFIXES = (".npz", ".json", ".yaml", ".yml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--aim", type=flags.number(0, 1000), default=3.0, metavar="PERCENT",
         help="moves end when no layer is further above its bound (default: %(default)g)",
     )  # fmt: skip
-    arguments.add_demands(parser)
+    beside = arguments.add_copies(parser)
+    arguments.add_spread(beside)
+    beside.add_argument(
+        "--near", action=argparse.BooleanOptionalAction, default=None,
+        help="give up to 2 %% of balance for tokens that stay in their domain "
+        "(default: where --domains are given)",
+    )  # fmt: skip
     arguments.add_walk(parser.add_argument_group("on the way"))
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -84,8 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    outputs.check("--output", parsed.output, PLAN_SUFFIXES)
-    outputs.check("--stats", parsed.stats, STATS_SUFFIXES)
+    outputs.check("--output", parsed.output, plan_formats.PLAN_SUFFIXES)
+    outputs.check("--stats", parsed.stats, outputs.STATS_SUFFIXES)
     plot.check(parsed.plot)
     load = arguments.load(parsed)
     capacity = arguments.capacity(parsed, parsed.ranks)
@@ -109,6 +114,8 @@ def _goal(parsed: argparse.Namespace) -> Goal:
         copies=arguments.copy_limits(parsed),
         max_moves=parsed.max_moves,
         aim=parsed.aim / 100,
+        near=parsed.domains is not None if parsed.near is None else parsed.near,
+        spread_domains=parsed.spread,
     )
 
 
@@ -142,9 +149,7 @@ def _stats(parsed: argparse.Namespace, found: Outcome, planned: Planned) -> dict
 
 def _write(parsed: argparse.Namespace, found: Outcome, stats: dict[str, Any]) -> None:
     if parsed.output is not None:
-        to = plan_formats.by_suffix(parsed.output)
-        content = plan_formats.encode(found.placement, parsed.output, to)
-        outputs.write("--output", parsed.output, content)
+        plan_formats.write("--output", parsed.output, found.placement)
     if parsed.stats is not None:
         outputs.write_json("--stats", parsed.stats, stats)
     if parsed.plot is not None:

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from bench import exact_pairs, greedy_hierarchical, placement_loads
 from bench.placement_loads import LOADS, SHAPES, LoadLE, drift, gap, weights_received
 from moe_placement.capacity import Capacity
+from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement
-from moe_placement.planner import Goal, Split, plan
+from moe_placement.planner import plan
 
 SALT = 4711
 LAYERS = {"a": 6, "b": 4, "c1": 4, "c2": 3, "c3": 3, "d": 3, "e": 2}

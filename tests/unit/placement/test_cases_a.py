@@ -14,9 +14,11 @@ from moe_api.serving import Experts
 from moe_placement import waves
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits, CopyLimitsError
+from moe_placement.goal import Goal, Split
 from moe_placement.initial import InsufficientSlots, contiguous
 from moe_placement.placement import Placement, copies, faults
-from moe_placement.planner import Goal, Level, Split, plan
+from moe_placement.planned import Level
+from moe_placement.planner import plan
 from moe_placement.score import imbalance, rank_loads
 
 EXACT = 1e-6

@@ -14,8 +14,9 @@ from moe_placement import initial, migration, score
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.decide import Decision, Mode, Policy, Verdict, Walk, decide
+from moe_placement.goal import Split
 from moe_placement.placement import Placement, faults
-from moe_placement.planner import Level, Split
+from moe_placement.planned import Level
 from moe_placement.score import LoadLE
 from tests.support.walk_judge import judge_wave
 

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from moe_placement.capacity import Capacity
+from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement, received
-from moe_placement.planner import Goal, Split, plan
+from moe_placement.planner import plan
 
 PROCESSES, PLANS_EACH = 5, 10
 
@@ -25,7 +26,8 @@ PLANS = """
 import hashlib, sys
 import numpy as np
 from moe_placement.capacity import Capacity
-from moe_placement.planner import Goal, Split, plan
+from moe_placement.goal import Goal, Split
+from moe_placement.planner import plan
 
 def digest(placement):
     arrays = placement.slots_LRS.astype("<i4"), placement.fractions_LRS.astype("<f8")

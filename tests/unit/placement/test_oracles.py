@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench import greedy_hierarchical, placement_loads
 from moe_placement.bound import lower_bound
 from moe_placement.capacity import Capacity
-from moe_placement.planner import Split
+from moe_placement.goal import Split
 from moe_placement.score import rank_loads
 from moe_placement.split import best_fractions
 from tests.support.planning_problems import Problem, loads, problems

@@ -12,8 +12,9 @@ import pytest
 from bench import exact_pairs, placement_loads, recorded_loads, trace_rows
 from bench.full_rows import EVEN, FRACTIONS
 from moe_placement.capacity import Capacity
+from moe_placement.goal import Goal
 from moe_placement.placement import Placement
-from moe_placement.planner import Goal, plan
+from moe_placement.planner import plan
 
 NUM_SLOTS, NUM_RANKS = 80, 16
 """For 64 experts, as in the design's numbers: slots ≥ experts + ranks − 1."""
