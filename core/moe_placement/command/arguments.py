@@ -62,8 +62,9 @@ def load(parsed: argparse.Namespace) -> Load:
     return load_files.read_load("--load", parsed.load, choice(parsed))
 
 
-def add_ranks(parser: argparse.ArgumentParser, *, sized: bool) -> None:
-    """Flags about ranks; `sized` where no plan says how many there are."""
+def add_ranks(parser: argparse.ArgumentParser, *, sized: bool, dead: bool = True) -> None:
+    """Flags about ranks; `sized` where no plan says how many there are, `dead` where some may be
+    gone."""
     group = parser.add_argument_group("ranks")
     group.add_argument(
         "--ranks", type=flags.whole(1, MAX_RANKS), required=sized, metavar="N",
@@ -82,12 +83,15 @@ def add_ranks(parser: argparse.ArgumentParser, *, sized: bool) -> None:
         "--speeds", metavar="FILE",
         help="speed of each rank, 1 = normal: a .npy file, or a list: 1,1,0.7,1",
     )  # fmt: skip
+    parser.set_defaults(dead=(), draining=())
+    if not dead:
+        return
     group.add_argument(
-        "--dead", type=flags.ranks, default=(), metavar="R,…",
+        "--dead", type=flags.ranks, metavar="R,…",
         help="ranks that are gone, with their weights: 3,7 or 8-15",
     )  # fmt: skip
     group.add_argument(
-        "--draining", type=flags.ranks, default=(), metavar="R,…",
+        "--draining", type=flags.ranks, metavar="R,…",
         help="ranks that are leaving, but can still give their weights",
     )  # fmt: skip
 
@@ -134,7 +138,7 @@ def add_walk(group: argparse._ActionsContainer) -> None:
     )  # fmt: skip
 
 
-def add_demands(parser: argparse.ArgumentParser) -> None:
+def add_copies(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("beside balance")
     group.add_argument(
         "--min-copies", type=flags.whole(1, MAX_RANKS), default=1, metavar="N",
@@ -144,6 +148,10 @@ def add_demands(parser: argparse.ArgumentParser) -> None:
         "--max-copies", type=flags.whole(1, MAX_RANKS), metavar="N",
         help="copies that an expert has at most (default: one on each rank)",
     )  # fmt: skip
+    return group
+
+
+def add_spread(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--spread", type=flags.whole(1, 64), default=1, metavar="N",
         help="domains over which an expert's copies are spread, if it has so many "

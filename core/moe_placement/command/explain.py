@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--expert", type=flags.whole(0), metavar="N", help="one expert of --layer")
     arguments.add_load(parser)
     arguments.add_ranks(parser, sized=False)
-    arguments.add_demands(parser)
+    arguments.add_spread(arguments.add_copies(parser))
     arguments.add_json(parser)
 
 

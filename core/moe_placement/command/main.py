@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from moe_placement.command import convert, diff, explain, plan, score
+from moe_placement.command import convert, diff, explain, plan, repair, replay, score
 from moe_placement.command.flags import Parser
 from moe_placement.command.usage import UsageError
 
@@ -31,7 +31,7 @@ examples:
 Tables are for people, --json is for programs. Exit code 2 and one line on stderr: input that can
 not be used.
 """
-COMMANDS: tuple[ModuleType, ...] = (plan, score, diff, explain, convert)
+COMMANDS: tuple[ModuleType, ...] = (plan, score, diff, repair, replay, explain, convert)
 """Each has HELP, a docstring, EXAMPLES, add_arguments(parser) and run(parsed) → exit code."""
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from moe_placement.command.usage import UsageError
 
+STATS_SUFFIXES = (".json",)
+
 
 def check(flag: str, path: Path | None, suffixes: Iterable[str]) -> None:
     """Raise UsageError when `path` can not become a file of one of `suffixes`."""

@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 
 from moe_api.plan import GroupPlan, LayerPlacement, Member, encode_layers
-from moe_placement.command import engine_tables
+from moe_placement.command import engine_tables, outputs
 from moe_placement.command.usage import UsageError
 from moe_placement.placement import Placement
 
@@ -44,12 +44,19 @@ SUFFIXES: dict[Format, tuple[str, ...]] = {
     Format.TRTLLM: (".yaml", ".yml"),
     Format.PHYSICAL_TO_LOGICAL: (".json",),
 }
+PLAN_SUFFIXES = (*SUFFIXES[Format.NPZ], *SUFFIXES[Format.GROUP_PLAN])
+"""Of formats that say all of a plan."""
 KEEPS_FRACTIONS = (Format.NPZ, Format.GROUP_PLAN)
 
 
 def by_suffix(path: Path) -> Format:
     """The format of a file when nothing else is said."""
     return Format.NPZ if path.suffix == ".npz" else Format.GROUP_PLAN
+
+
+def write(flag: str, path: Path, placement: Placement, around: GroupPlan | None = None) -> None:
+    """Write a plan in the format that its suffix names."""
+    outputs.write(flag, path, encode(placement, path, by_suffix(path), around))
 
 
 def encode(

@@ -17,7 +17,7 @@ LAYERS, EXPERTS, RANKS, SLOTS = 6, 256, 32, 9
 HELP = [
     line.partition("    (")[0].strip()
     for examples in (main.EXAMPLES, *(module.EXAMPLES for module in main.COMMANDS))
-    for line in examples.splitlines()
+    for line in examples.replace("\\\n", "").splitlines()
     if line.strip().startswith("moe-plan ") and "COMMAND" not in line
 ]
 
@@ -50,6 +50,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for member in range(3)
     ]  # fmt: skip
     (folder / "reports.json").write_text(json.dumps(reports))
+    routing = {name: rng.integers(0, 64, (4096, 3, 2), dtype=np.uint8) for name in ("law", "code")}
+    lengths = {f"{name}_doc_lengths": [4096] for name in routing}
+    np.savez(folder / "routing.npz", **routing, **lengths)
     table = {"physical_to_logical_map": rng.integers(0, 256, (2, RANKS * SLOTS)).tolist()}
     (folder / "map.json").write_text(json.dumps(table))
     return folder

@@ -1,0 +1,133 @@
+"""Repair a plan after ranks were lost, or empty ranks that are about to leave.
+
+--dead ranks are gone with their weights: what only they held gets a slot on the others, the most
+loaded experts first, by the fewest transfers. --draining ranks still serve and give; what only
+they hold goes first. Nothing else moves, and shares are solved again. The output keeps the numbers
+of all ranks; those that are gone have empty rows. Balance beyond that is for `moe-plan plan
+--current`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moe_placement import placement, planner
+from moe_placement.command import (
+    arguments,
+    figure_tables,
+    outputs,
+    plan_files,
+    plan_formats,
+    tables,
+)
+from moe_placement.command.load_files import Load
+from moe_placement.command.outcome import Outcome, outcome, surviving
+from moe_placement.command.plan_files import PlanFile
+from moe_placement.command.usage import UsageError
+from moe_placement.goal import Goal, Split
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HELP = "after losing ranks, or before they leave"
+EXAMPLES = """\
+examples:
+  moe-plan repair P.npz --dead 3 --load L.npy --output repaired.npz
+  moe-plan repair P.npz --draining 8-15 --slots-per-rank 12
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="the plan in force")
+    arguments.add_load(parser, required=False)
+    arguments.add_ranks(parser, sized=False)
+    parser.add_argument(
+        "--split", choices=[split.value for split in Split], default=Split.FRACTIONS.value,
+        help="how copies share an expert's tokens (default: %(default)s)",
+    )  # fmt: skip
+    arguments.add_copies(parser)
+    arguments.add_walk(parser.add_argument_group("on the way"))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output", type=Path, metavar="FILE", help="the plan: .npz, or .json, .yaml (convert)"
+    )
+    output.add_argument("--stats", type=Path, metavar="FILE", help="the figures: .json")
+    arguments.add_json(output)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    outputs.check("--output", parsed.output, plan_formats.PLAN_SUFFIXES)
+    outputs.check("--stats", parsed.stats, outputs.STATS_SUFFIXES)
+    if not parsed.dead and not parsed.draining:
+        raise UsageError("--dead or --draining is missing: say which ranks are lost or leave")
+    plan = plan_files.read_plan("PLAN", parsed.plan, parsed.ranks)
+    load = _load(parsed, plan)
+    capacity = arguments.capacity(parsed, plan.num_ranks, plan.placement.slots_LRS.shape[2])
+    lost = _lost(plan, load, surviving(plan.placement, capacity.live_R))
+    goal = Goal(Split(parsed.split), arguments.copy_limits(parsed), max_moves=0)
+    begun = time.perf_counter()
+    try:
+        planned = planner.plan(load.load_LE, capacity, goal, plan.placement, load.experts_L)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    seconds = time.perf_counter() - begun
+    found = outcome(
+        planned.placement, seconds, load, capacity, plan.placement, parsed.spare_slots, goal.copies
+    )
+    stats = {**found.to_json(parsed.bytes_per_expert), "lost_experts": lost}
+    if parsed.output is not None:
+        plan_formats.write("--output", parsed.output, found.placement, plan.document)
+    if parsed.stats is not None:
+        outputs.write_json("--stats", parsed.stats, stats)
+    if parsed.json:
+        tables.show_json(stats)
+    else:
+        _show(parsed, plan, found, lost)
+    return 0
+
+
+def _load(parsed: argparse.Namespace, plan: PlanFile) -> Load:
+    """The load given; without one all experts count alike."""
+    if parsed.load is not None:
+        load = arguments.load(parsed)
+        plan_files.check_experts("PLAN", parsed.plan, plan, load.experts_L)
+        return load
+    slots_LRS = plan.placement.slots_LRS
+    experts_L = slots_LRS.max(axis=(1, 2)).astype(np.int64) + 1
+    load_LE = (np.arange(int(experts_L.max())) < experts_L[:, None]).astype(np.float64)
+    return Load(load_LE, experts_L)
+
+
+def _lost(plan: PlanFile, load: Load, left: placement.Placement) -> int:
+    """Experts that had a copy and have none on a live rank."""
+    num_experts = load.load_LE.shape[1]
+    had_LE = placement.copies(plan.placement.slots_LRS, num_experts) > 0
+    has_LE = placement.copies(left.slots_LRS, num_experts) > 0
+    return int((had_LE & ~has_LE).sum())
+
+
+def _show(parsed: argparse.Namespace, plan: PlanFile, found: Outcome, lost: int) -> None:
+    slots = int((plan.placement.slots_LRS >= 0).sum())
+    waves = "no walk leads there" if found.waves is None else f"{found.waves} waves"
+    per_expert = parsed.bytes_per_expert
+    tables.show(
+        tables.text(
+            f"{lost:,} experts lost their last copy; repaired in {tables.seconds(found.seconds)}",
+            "bold",
+        ),
+        tables.text(
+            f"moves     {found.moves:,} weights ({tables.percent(found.moves / slots, 1)} of all), "
+            f"{tables.size(found.moves * per_expert)} at {tables.size(per_expert)} each, {waves}"
+        ),
+        *([] if parsed.load is None else [_balance(found)]),
+    )
+
+
+def _balance(found: Outcome) -> Table:
+    survivors = {} if found.before is None else {"survivors": found.before}
+    return figure_tables.summary({**survivors, "repaired": found.after})
