@@ -56,6 +56,11 @@ class Policy:
     """How long a plan is expected to fit: its gain over that time has to pay for it."""
     speeds: tuple[float, ...] | None = None
     domains: tuple[int, ...] | None = None
+    """Number of each rank's domain; absent = all in one."""
+    near: bool = False
+    """Weigh what crosses between domains."""
+    spread_domains: int = 1
+    """Domains wanted for the copies of an expert that has as many."""
     draining: tuple[int, ...] = ()
     """Ranks that are about to leave: no plan names them."""
 
@@ -83,7 +88,7 @@ class Policy:
     def goal(self, max_moves: int | None, capacity: Capacity, num_experts: int) -> Goal:
         """With as many copies as asked for, or as the ranks that are left can hold."""
         copies = self.copies.within_reach(num_experts, capacity.slots_R[capacity.open_R])
-        return Goal(self.split, copies, max_moves, self.aim)
+        return Goal(self.split, copies, max_moves, self.aim, self.near, self.spread_domains)
 
     @property
     def max_moves(self) -> int:
