@@ -4,7 +4,8 @@ Usage: python bench/placement.py [--only fractions,drift] [--shapes b,c1] [--qui
 
 Every number comes from one process and the same loads. Times are CPU time of the fastest of three
 runs; gaps are over the bound that no placement beats. A range goes from the best to the worst of
-the loads. A goal that no method can reach in some case says so. `--salt N` draws other loads than those the goals were set with.
+the loads. A goal that no method can reach in some case says so. `--salt N` draws other loads than
+those that the goals were set with.
 """
 
 from __future__ import annotations

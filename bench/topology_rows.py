@@ -54,7 +54,7 @@ def crossing(choice: Choice) -> Iterator[Tally]:
                     kind, f"crossing, {sources} sources, relative", "%", mine / blind - 1, 0.0,
                     goal=four, bound=least,
                 )  # fmt: skip
-                tally.add(kind, "  share that crosses", "%", mine, blind)
+                tally.add(kind, f"  share that crosses, {sources}", "%", mine, blind)
                 worst = float(gap_of(ours, load).max())
                 tally.add(kind, "  gap, worst layer", "%", worst, goal=SLACK, digits=2)
                 tally.add(kind, "  time, all layers", "ms", ms, digits=0)
@@ -178,8 +178,8 @@ def nodes_reached(planned_TLK: RoutingTLK, counted_TLK: RoutingTLK) -> Reached:
                 float(gap_of(placement, then).mean()),
             )
         ]
-    (drawn_, fewest, gap), (their_drawn, their_fewest, their_gap) = out
-    return Reached(drawn_, their_drawn, fewest, their_fewest, gap, their_gap)
+    (ours_drawn, ours_fewest, gap), (their_drawn, their_fewest, their_gap) = out
+    return Reached(ours_drawn, their_drawn, ours_fewest, their_fewest, gap, their_gap)
 
 
 def _remote_nodes_drawn(tokens_TLK: RoutingTLK, there_LED: LoadLED) -> float:

@@ -17,10 +17,11 @@ from bench import placement_loads
 from moe_placement import waves
 from moe_placement.capacity import Capacity, CapacityError
 from moe_placement.copy_limits import CopyLimits
+from moe_placement.goal import Goal, Split
 from moe_placement.initial import InsufficientSlots
 from moe_placement.migration import reached
 from moe_placement.placement import Placement, copies, faults, received
-from moe_placement.planner import Goal, Split, plan
+from moe_placement.planner import plan
 from moe_placement.score import rank_loads
 from tests.support.planning_problems import Problem, problems
 
@@ -67,7 +68,7 @@ def within_limits(problem: Problem, goal: Goal) -> bool:
     return bool(((count_LE >= goal.copies.min_copies) & (count_LE <= most))[exists].all())
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=100)
 @given(asked())
 def test_every_plan_is_valid(case: tuple[Problem, Goal]) -> None:
     """Every expert on an open rank, never twice on one, no rank over its slots, shares sum to 1."""
@@ -90,7 +91,7 @@ def test_every_plan_is_valid(case: tuple[Problem, Goal]) -> None:
         assert np.allclose(placement.fractions_LRS, even.fractions_LRS)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(asked())
 def test_no_expert_has_fewer_or_more_copies_than_allowed(case: tuple[Problem, Goal]) -> None:
     problem, goal = case
@@ -104,7 +105,7 @@ def test_no_expert_has_fewer_or_more_copies_than_allowed(case: tuple[Problem, Go
             assert count_E.max() <= goal.copies.most(num_open)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=70)
 @given(asked(present=True))
 def test_a_plan_is_never_worse_than_the_one_in_force(case: tuple[Problem, Goal]) -> None:
     problem, goal = case
@@ -118,7 +119,7 @@ def test_a_plan_is_never_worse_than_the_one_in_force(case: tuple[Problem, Goal])
         assert received(current.slots_LRS, planned.placement.slots_LRS) <= goal.max_moves
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(asked())
 def test_unchanged_load_moves_nothing(case: tuple[Problem, Goal]) -> None:
     """A plan is the planner's own answer to itself, unless the budget cut it short."""
@@ -131,7 +132,7 @@ def test_unchanged_load_moves_nothing(case: tuple[Problem, Goal]) -> None:
     assert np.allclose(again.fractions_LRS, first.fractions_LRS)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(asked())
 def test_same_input_same_plan_and_the_input_is_left_alone(case: tuple[Problem, Goal]) -> None:
     problem, goal = case
@@ -149,7 +150,7 @@ def test_same_input_same_plan_and_the_input_is_left_alone(case: tuple[Problem, G
         assert np.array_equal(before.fractions_LRS, problem.current.fractions_LRS)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(asked(), st.integers(0, 2))
 def test_an_idle_layer_keeps_what_it_has_and_disturbs_no_other(
     case: tuple[Problem, Goal], layer: int
@@ -171,7 +172,7 @@ def test_an_idle_layer_keeps_what_it_has_and_disturbs_no_other(
         assert np.array_equal(idle.slots_LRS[layer][:, :width], kept)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(asked(present=True), st.data())
 def test_no_instant_of_a_walk_is_without_an_expert(
     case: tuple[Problem, Goal], data: st.DataObject
