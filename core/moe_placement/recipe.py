@@ -36,7 +36,10 @@ ROUNDING = 1e-9
 
 def plan_alike(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement | None) -> Planned:
     """A plan, judged. `current`: what is left in force on these ranks; None or empty = nothing."""
-    width = 0 if current is None else current.slots_LRS.shape[2]
+    width = int(ranks.slots_R.max())
+    if current is not None:
+        current = _wide(current, width)
+        width = current.slots_LRS.shape[2]
     full = functools.cache(lambda: _wide(_full(load_LE, ranks, goal), width))
     if current is None or not (current.slots_LRS >= 0).any():
         return judged(load_LE, ranks, goal, current, full(), Level.FULL)
