@@ -1,0 +1,77 @@
+"""Topology: the ranks that a plan may use, and the domains whose borders cost.
+
+Neighbours: `capacity` (all ranks, also those that a plan may not use), `localise` and
+`coactivation` (plans that see domains), `spread` (copies apart).
+
+Shapes: R ranks, D domains, Q ranks of a domain (at most).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from moe_placement.capacity import DomainsR, SlotsR, SpeedsR
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    slots_R: SlotsR
+    speeds_R: SpeedsR
+    domains_R: DomainsR
+    """Numbered from 0; a number may have no rank."""
+    num_domains: int
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.slots_R)
+
+    @cached_property
+    def ranks_D(self) -> Ints:
+        """Ranks with a slot: the most copies of one expert in a domain."""
+        return self.total(self.slots_R > 0).astype(np.int64)
+
+    @cached_property
+    def slots_D(self) -> Ints:
+        return self.total(self.slots_R).astype(np.int64)
+
+    @cached_property
+    def speeds_D(self) -> Floats:
+        """Of the ranks with a slot together."""
+        return self.total(np.where(self.slots_R > 0, self.speeds_R, 0.0))
+
+    @cached_property
+    def members_DQ(self) -> Ints:
+        """Ranks with a slot of each domain, −1 past the last."""
+        members_D = [
+            np.flatnonzero((self.domains_R == domain) & (self.slots_R > 0))
+            for domain in range(self.num_domains)
+        ]
+        out = np.full((self.num_domains, int(self.ranks_D.max(initial=1))), -1, dtype=np.int64)
+        for domain, members in enumerate(members_D):
+            out[domain, : len(members)] = members
+        return out
+
+    def total(self, value_R: npt.NDArray[np.generic]) -> Floats:
+        """Sum over the ranks of each domain, [D]."""
+        return np.bincount(self.domains_R, value_R, self.num_domains).astype(np.float64)
+
+
+def interleaved(domains_R: DomainsR) -> Ints:
+    """The ranks in an order in which neighbours are in different domains as far as possible.
+
+    A plan of `full_fractions` lets an expert's copies sit on neighbouring ranks; made for ranks in
+    this order it spreads them at no cost, and leaves little to `spread`.
+    """
+    by_domain = np.argsort(domains_R, kind="stable")
+    sorted_R = domains_R[by_domain]
+    size_R = np.bincount(domains_R)[sorted_R]
+    place_R = np.arange(len(domains_R)) - np.searchsorted(sorted_R, sorted_R)
+    # The n-th of m ranks of a domain belongs at (n + ½) ÷ m of the whole order.
+    return np.asarray(by_domain[np.lexsort((sorted_R, (place_R + 0.5) / size_R))])
