@@ -59,11 +59,11 @@ def test_only_ranks_alike_in_slots_and_speed_change_places() -> None:
 
 def test_what_is_received_anyway_comes_from_the_own_domain_if_it_can() -> None:
     current = slots([0, 5], [1, 6], [2, 7], [3, 8])
-    # Expert 5 is on rank 0, so the ranks that keep nothing differ in what they are close to.
-    target = Placement.even(slots([0, 5], [2, 7], [5, -1], [8, 3]))
+    # Ranks 1 and 3 keep nothing of the new plan and get the two contents that are left.
+    target = Placement.even(slots([0, 5], [7, -1], [2, 7], [5, -1]))
     domains = np.array([0, 0, 1, 1])
     again = relabel(target, current, np.ones(4), np.full(4, 2), domains)
-    assert again.slots_LRS[0, 1].tolist() == [5, -1], "not on the rank in the other domain"
+    assert again.slots_LRS.tolist() == [[[0, 5], [5, -1], [2, 7], [7, -1]]]
 
 
 def test_contents_made_for_a_domain_stay_in_it() -> None:
