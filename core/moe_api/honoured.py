@@ -34,6 +34,7 @@ HONOURED = frozenset(
         "experts.minReplicas",
         "experts.maxReplicas",
         "topology.levels",
+        "topology.replicaSpread",
         "rebalancing.mode",
         "rebalancing.intervalSeconds",
         "rebalancing.windowSeconds",

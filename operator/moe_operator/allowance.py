@@ -10,16 +10,23 @@ from collections.abc import Sequence
 from moe_api.plan import PlanLimits
 from moe_operator.desired import Desired
 from moe_operator.members import MemberView
-from moe_placement.borders import near
+from moe_operator.rules import Spread
+from moe_placement.borders import domains_at, near
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.decide import Mode, Policy
 from moe_placement.waves import Limits
 
 
 def policy(
-    wish: Desired, members: Sequence[MemberView], slots_per_rank: int, leaving: Sequence[int] = ()
+    wish: Desired,
+    members: Sequence[MemberView],
+    slots_per_rank: int,
+    leaving: Sequence[int] = (),
+    spread: Spread | None = None,
 ) -> Policy:
     """For decisions about a group.
+
+    Domains have one use: copies apart where `topology.replicaSpread` asks for it, else tokens near.
 
     Args:
         slots_per_rank: serving and spare ones.
@@ -27,6 +34,8 @@ def policy(
     """
     spec, rebalancing, budget = wish.spec, wish.spec.rebalancing, wish.spec.rebalancing.budget
     size = bytes_per_expert(members)
+    named = [m.member.domains for m in members]
+    domains_R = near(named) if spread is None else domains_at(named, spread.level)
     return Policy(
         mode=Mode(rebalancing.mode),
         serving_slots=slots_per_rank - spec.experts.spare_slots_per_rank,
@@ -38,7 +47,9 @@ def policy(
         max_bytes_per_second=budget.max_bytes_per_second,
         max_stall_millis=budget.max_stall_millis,
         deadline_seconds=rebalancing.deadline_seconds,
-        domains=tuple(near([m.member.domains for m in members]).tolist()),
+        domains=tuple(domains_R.tolist()),
+        near=spread is None and bool(domains_R.any()),
+        spread_domains=1 if spread is None else spread.min_domains,
         draining=tuple(leaving),
     )
 

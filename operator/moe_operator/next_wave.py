@@ -17,6 +17,7 @@ from moe_operator.balance import Balance, Trip, peaks
 from moe_operator.desired import Desired
 from moe_operator.members import MemberView
 from moe_operator.plans import Placed
+from moe_operator.rules import GroupRules
 from moe_placement import score
 from moe_placement.decide import Decision, Mode, Verdict, decide
 from moe_placement.initial import InsufficientSlots
@@ -31,6 +32,7 @@ class Step:
     """What one pass goes by, and what it comes to."""
 
     wish: Desired
+    rules: GroupRules
     members: Sequence[MemberView]
     plan: GroupPlan
     current: Placed
@@ -90,7 +92,8 @@ def decided(step: Step, leaving: Sequence[int]) -> Step:
     """Toward balance; no plan names ranks that are about to go."""
     balance, placement = step.balance, step.current.placement
     width = placement.slots_LRS.shape[2]
-    allowed = allowance.policy(step.wish, step.members, width, leaving)
+    spread = step.rules.spread
+    allowed = allowance.policy(step.wish, step.members, width, leaving, spread)
     if balance.heard or balance.walk.leads_on(placement) or allowed.mode is Mode.OFF:
         stall = None if balance.trip is None else balance.trip.stall_millis
         decision = decide(balance.load_LE, placement, balance.walk, allowed, step.now, stall)

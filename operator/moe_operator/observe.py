@@ -17,7 +17,7 @@ from moe_operator.errors import Refused
 from moe_operator.plans import StoredPlan, stored_plan
 from moe_operator.pod_manifest import Owner
 from moe_operator.pods import PodView, pod_view
-from moe_operator.rules import GroupView
+from moe_operator.rules import GroupView, Spread
 
 NODES_SECONDS = 5.0
 """How old the list of nodes may be; a lost node reaches us by its pods and workers first."""
@@ -67,6 +67,14 @@ class Observation:
         """Per node its domains, one for each level in use."""
         in_use = self.levels(topology).in_use
         return {node.name: domains_of(in_use, node.labels) for node in self.nodes.values()}
+
+
+def spread_of(topology: Topology, found: LevelsFound) -> Spread | None:
+    """`topology.replicaSpread`, while any node carries its level's label."""
+    wanted, names = topology.replica_spread, [level.name for level in found.in_use]
+    if wanted is None or wanted.level not in names:
+        return None
+    return Spread(names.index(wanted.level), wanted.min_domains)
 
 
 class Recent:

@@ -26,7 +26,7 @@ from moe_operator.groups import GroupOutcome
 from moe_operator.members import MemberState
 from moe_operator.next_wave import Step, decided, evacuated, sent_near
 from moe_operator.plans import Placed
-from moe_operator.rules import Ages
+from moe_operator.rules import Ages, GroupRules
 from moe_operator.timestamps import timestamp
 from moe_placement.decide import Decision
 from moe_placement.score import LoadLE
@@ -53,16 +53,22 @@ class Rebalance:
     """The newest wave was abandoned and none has followed."""
 
 
-def rebalance(
-    ctx: Context,
-    wish: Desired,
-    outcome: GroupOutcome,
-    ages: Ages,
-    token: str,
-    cordoned: Collection[str] = (),
-) -> Rebalance:
-    """One step for one group; `ages` as in `rules`, `cordoned` nodes by name."""
-    plan = outcome.plan
+@dataclass(frozen=True)
+class Given:
+    """What a pass goes by, the same for all groups."""
+
+    wish: Desired
+    rules: GroupRules
+    ages: Ages
+    token: str
+    """Of the control API."""
+    cordoned: Collection[str] = ()
+    """Nodes by name."""
+
+
+def rebalance(ctx: Context, given: Given, outcome: GroupOutcome) -> Rebalance:
+    """One step for one group."""
+    wish, plan = given.wish, outcome.plan
     if plan is None or plan != _stored(outcome):
         return Rebalance(outcome)
     notes: dict[int, Balance] = ctx.memory.of(wish.key, "balance", dict)
@@ -74,22 +80,24 @@ def rebalance(
     states = [m.worker for m in outcome.members if m.worker is not None]
     if not outcome.settled or len(states) < len(plan.members):
         notes[plan.group] = balance
-        return _watch(outcome, balance, plan, ages, wish.spec.rebalancing.deadline_seconds)
+        return _watch(outcome, balance, plan, given.ages, wish.spec.rebalancing.deadline_seconds)
     current = plans.placed(plan, states)
     balance = balance.under(plan, current.epoch, now)
     balance, aborted = _arrive(ctx, wish, balance, plan, current, states)
     started = timestamp(ctx.clock)
-    step = Step(wish, outcome.members, plan, current, balance, ctx.leader_epoch, now, started)
+    step = Step(
+        wish, given.rules, outcome.members, plan, current, balance, ctx.leader_epoch, now, started
+    )
     if _ready(outcome):
-        leaving = _leaving(wish, outcome, cordoned)
+        leaving = _leaving(given, outcome)
         step = evacuated(step, leaving)
         if step.wave is None:
-            step = _look(ctx, wish, outcome, step, leaving, token)
+            step = _look(ctx, outcome, step, leaving, given.token)
     if step.wave is not None:
         assert step.decision is not None, "every wave is decided on"
         outcome = replace(outcome, plan=step.wave, settled=False)
         store(ctx, wish, outcome, StorePlan(step.wave, step.decision.message))
-        announce(ctx, wish, outcome, step.wave, token)
+        announce(ctx, wish, outcome, step.wave, given.token)
     if step.decision is not None:
         ctx.metrics.rebalance.labels(verdict=step.decision.verdict.value).inc()
     notes[plan.group] = step.balance
@@ -152,23 +160,18 @@ def _arrive(
     return balance, None
 
 
-def _leaving(wish: Desired, outcome: GroupOutcome, cordoned: Collection[str]) -> tuple[int, ...]:
+def _leaving(given: Given, outcome: GroupOutcome) -> tuple[int, ...]:
     """Ranks whose experts are to go elsewhere."""
-    if not wish.spec.disruption.evacuate_on_cordon:
+    if not given.wish.spec.disruption.evacuate_on_cordon:
         return ()
-    return evacuation.leaving(outcome.members, cordoned)
+    return evacuation.leaving(outcome.members, given.cordoned)
 
 
 def _look(
-    ctx: Context,
-    wish: Desired,
-    outcome: GroupOutcome,
-    step: Step,
-    leaving: Sequence[int],
-    token: str,
+    ctx: Context, outcome: GroupOutcome, step: Step, leaving: Sequence[int], token: str
 ) -> Step:
     """Read loads when it is time, decide about moves, then about whom ranks send to."""
-    due = _due(step.balance, wish, step.now)
+    due = _due(step.balance, step.wish, step.now)
     if due:
         ids = [member.id for member in step.plan.members]
         reports = _loads(ctx, outcome, token)

@@ -28,10 +28,10 @@ from moe_operator.evidence import Loss, gather
 from moe_operator.groups import GroupOutcome, decide_group
 from moe_operator.members import MemberState
 from moe_operator.news import news
-from moe_operator.observe import Observation, observe
+from moe_operator.observe import Observation, observe, spread_of
 from moe_operator.placement_status import expert_placement_status
 from moe_operator.plans import PlanTooLarge
-from moe_operator.rebalance import Rebalance, known_loads, rebalance
+from moe_operator.rebalance import Given, Rebalance, known_loads, rebalance
 from moe_operator.report import Report
 from moe_operator.rollout import intents
 from moe_operator.rules import Ages, GroupRules, Intent
@@ -71,8 +71,8 @@ def reconcile(ctx: Context, key: Key) -> Result:
         apply_children(ctx, wish, seen, rules, outcomes, ages)
         for outcome in outcomes:
             problems += act(ctx, wish, outcome, token)
-        cordoned = seen.cordoned_nodes
-        groups = [rebalance(ctx, wish, outcome, ages, token, cordoned) for outcome in outcomes]
+        given = Given(wish, rules, ages, token, seen.cordoned_nodes)
+        groups = [rebalance(ctx, given, outcome) for outcome in outcomes]
     report = Report(wish, acceptance, seen, model, rules, ages, groups, problems)
     too_early = tell(ctx, report)
     return Result(next_look(report, too_early))
@@ -122,6 +122,7 @@ def group_rules(
         drain_seconds=spec.disruption.drain_seconds,
         warmup_grace_seconds=spec.failure_policy.warmup_grace_seconds,
         domains=seen.domains(spec.topology),
+        spread=spread_of(spec.topology, seen.levels(spec.topology)),
         unready_nodes=seen.unready_nodes,
     )
 

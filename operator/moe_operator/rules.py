@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from moe_api.plan import PlanLimits
 from moe_api.worker import ModelShape
@@ -16,6 +17,14 @@ from moe_operator.plans import StoredPlan
 from moe_operator.pods import PodView
 
 Ages = Mapping[Hashable, float]
+
+
+class Spread(NamedTuple):
+    """Copies of an expert are wanted in several domains of a level."""
+
+    level: int
+    """Its place among the domains that members name, 0 = broadest."""
+    min_domains: int
 
 
 class Intent(StrEnum):
@@ -53,6 +62,7 @@ class GroupRules:
     warmup_grace_seconds: int = 600
     domains: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Per node name its topology domains, broad to narrow."""
+    spread: Spread | None = None
     unready_nodes: Collection[str] = ()
 
     def domains_of(self, node: str | None) -> Sequence[str]:

@@ -211,13 +211,14 @@ class World:
             if uid in self.fleet.workers:
                 self._tell(pod, worker)
 
-    def make_node(self) -> str:
+    def make_node(self, suffix: str = "", **labels: str) -> str:
         """A node that pods can be bound to; nothing runs on it."""
-        name = f"node-{self.namespace}"
+        name = f"node-{self.namespace}{suffix}"
         ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "",
                  "lastHeartbeatTime": "2026-01-01T00:00:00Z",
                  "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
-        self.api.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        metadata = {"name": name, "labels": labels}
+        self.api.request("POST", "/api/v1/nodes", {"metadata": metadata})
         self.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}})
         return name
 
