@@ -57,15 +57,15 @@ def test_only_ranks_alike_in_slots_and_speed_change_places() -> None:
     assert received(current, relabel(target, current, *ranks).slots_LRS) == 4
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 3, 2, 1]])
-def test_what_is_received_anyway_comes_from_the_own_domain_if_it_can(order: list[int]) -> None:
+@pytest.mark.parametrize(("domains", "on_1", "on_3"), [([0, 0, 1, 1], 5, 7), ([0, 1, 1, 0], 7, 5)])
+def test_what_is_received_anyway_comes_from_the_own_domain_if_it_can(
+    domains: list[int], on_1: int, on_3: int
+) -> None:
     current = slots([0, 5], [1, 6], [2, 7], [3, 8])
     # Ranks 1 and 3 keep nothing of the new plan and get the two contents that are left.
-    contents = [[0, 5], [7, -1], [2, 7], [5, -1]]
-    target = Placement.even(slots(*(contents[i] for i in order)))
-    domains = np.array([0, 0, 1, 1])
-    again = relabel(target, current, np.ones(4), np.full(4, 2), domains)
-    assert again.slots_LRS.tolist() == [[[0, 5], [5, -1], [2, 7], [7, -1]]]
+    target = Placement.even(slots([0, 5], [7, -1], [2, 7], [5, -1]))
+    again = relabel(target, current, np.ones(4), np.full(4, 2), np.array(domains))
+    assert again.slots_LRS.tolist() == [[[0, 5], [on_1, -1], [2, 7], [on_3, -1]]]
 
 
 def test_contents_made_for_a_domain_stay_in_it() -> None:
