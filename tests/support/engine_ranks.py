@@ -19,7 +19,14 @@ import uvicorn
 
 from moe_api.load import LoadReport
 from moe_api.names import CONTROL_PORT
-from moe_api.plan import GroupPlan, Member, PlanLimits, SlotsLRS, encode_layers
+from moe_api.plan import (
+    FractionsLRS,
+    GroupPlan,
+    Member,
+    PlanLimits,
+    SlotsLRS,
+    encode_layers,
+)
 from moe_api.worker import KvConfig, ModelConfig, SchedulerConfig, WorkerConfig, WorkerState
 from moe_worker.control import control_app
 from moe_worker.engine.engine import Engine
@@ -249,11 +256,18 @@ class Operator:
         self.generation += 1
         return self._plan(member_ids, slots_LRS)
 
-    def rebalance(self, plan: GroupPlan, slots_LRS: SlotsLRS) -> GroupPlan:
-        """The next epoch for the same members."""
-        return self._plan([member.id for member in plan.members], slots_LRS)
+    def rebalance(
+        self, plan: GroupPlan, slots_LRS: SlotsLRS, fractions_LRS: FractionsLRS | None = None
+    ) -> GroupPlan:
+        """The next epoch for the same members; absent fractions are an even split."""
+        return self._plan([member.id for member in plan.members], slots_LRS, fractions_LRS)
 
-    def _plan(self, member_ids: Sequence[int], slots_LRS: SlotsLRS) -> GroupPlan:
+    def _plan(
+        self,
+        member_ids: Sequence[int],
+        slots_LRS: SlotsLRS,
+        fractions_LRS: FractionsLRS | None = None,
+    ) -> GroupPlan:
         self.epoch += 1
         members = [
             Member(id=i, pod=f"pod-{i}", uid=f"uid-{i}", address=self.addresses[i],
@@ -263,7 +277,7 @@ class Operator:
         return GroupPlan(
             namespace="test", deployment="test", group=0, leader_epoch=self.leader_epoch,
             generation=self.generation, epoch=self.epoch, members=members,
-            layers=encode_layers(slots_LRS), limits=self.limits,
+            layers=encode_layers(slots_LRS, fractions_LRS), limits=self.limits,
         ).sealed()  # fmt: skip
 
 

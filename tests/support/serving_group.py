@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moe_api.plan import GroupPlan, SlotsLRS
+from moe_api.plan import FractionsLRS, GroupPlan, SlotsLRS
 from moe_api.worker import WorkerPhase, WorkerState
 from tests.support import engine_ranks
 from tests.support.engine_ranks import Operator, Result
@@ -71,10 +71,10 @@ class ServingGroup:
             answer = self.rank(member).call(engine_ranks.put_plan, plan)
             assert not answer.refused, answer
 
-    def switch(self, slots_LRS: SlotsLRS) -> None:
+    def switch(self, slots_LRS: SlotsLRS, fractions_LRS: FractionsLRS | None = None) -> None:
         """Rebalance to a placement and wait until all have it in force."""
         assert self.plan is not None
-        plan = self.operator.rebalance(self.plan, slots_LRS)
+        plan = self.operator.rebalance(self.plan, slots_LRS, fractions_LRS)
         self.put(plan)
         self.wait_for(lambda s: s.applied_epoch == plan.epoch, f"epoch {plan.epoch} in force")
 
