@@ -87,7 +87,7 @@ def _show(parsed: argparse.Namespace, found: Journey) -> None:
     parts: list[RenderableType] = [
         tables.text(
             f"{found.received:,} weights move, {tables.size(found.moves * per_expert)} at "
-            f"{tables.size(per_expert)} each, in {len(found.steps)} waves{end}",
+            f"{tables.size(per_expert)} each, in {tables.count(len(found.steps), 'wave')}{end}",
             "bold",
         ),
         _waves(found, per_expert),

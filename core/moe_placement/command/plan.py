@@ -182,7 +182,7 @@ def _show(
 def _costs(parsed: argparse.Namespace, found: Outcome, planned: Planned) -> list[str]:
     lines = []
     if parsed.current is not None:
-        waves = "no walk leads there" if found.waves is None else f"{found.waves} waves"
+        waves = "no walk leads there" if found.waves is None else tables.count(found.waves, "wave")
         lines.append(
             f"moves     {found.moves:,} weights, "
             f"{tables.size(found.moves * parsed.bytes_per_expert)} at "

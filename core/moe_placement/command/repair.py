@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moe_placement import placement, planner
+from moe_api.plan import SlotsLRS
+from moe_placement import placement, repair, split
+from moe_placement.capacity import Capacity
 from moe_placement.command import (
     arguments,
     figure_tables,
@@ -29,7 +31,9 @@ from moe_placement.command.load_files import Load
 from moe_placement.command.outcome import Outcome, outcome, surviving
 from moe_placement.command.plan_files import PlanFile
 from moe_placement.command.usage import UsageError
-from moe_placement.goal import Goal, Split
+from moe_placement.copy_limits import CopyLimits, CopyLimitsError
+from moe_placement.goal import Split
+from moe_placement.placement import Placement
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,17 +73,12 @@ def run(parsed: argparse.Namespace) -> int:
     load = _load(parsed, plan)
     capacity = arguments.capacity(parsed, plan.num_ranks, plan.placement.slots_LRS.shape[2])
     lost = _lost(plan, load, surviving(plan.placement, capacity.live_R))
-    goal = Goal(Split(parsed.split), arguments.copy_limits(parsed), max_moves=0)
-    begun = time.perf_counter()
-    try:
-        planned = planner.plan(load.load_LE, capacity, goal, plan.placement, load.experts_L)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    seconds = time.perf_counter() - begun
-    found = outcome(
-        planned.placement, seconds, load, capacity, plan.placement, parsed.spare_slots, goal.copies
-    )
-    stats = {**found.to_json(parsed.bytes_per_expert), "lost_experts": lost}
+    copies = arguments.copy_limits(parsed)
+    slots_LRS, seconds = _placed(load, capacity, copies, plan.placement.slots_LRS)
+    repaired, split_seconds = _shared(load, capacity, Split(parsed.split), slots_LRS)
+    found = outcome(repaired, seconds, load, capacity, plan.placement, parsed.spare_slots, copies)
+    stats = found.to_json(parsed.bytes_per_expert)
+    stats |= {"lost_experts": lost, "split_seconds": split_seconds}
     if parsed.output is not None:
         plan_formats.write("--output", parsed.output, found.placement, plan.document)
     if parsed.stats is not None:
@@ -87,7 +86,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.json:
         tables.show_json(stats)
     else:
-        _show(parsed, plan, found, lost)
+        _show(parsed, plan, found, lost, split_seconds)
     return 0
 
 
@@ -103,7 +102,48 @@ def _load(parsed: argparse.Namespace, plan: PlanFile) -> Load:
     return Load(load_LE, experts_L)
 
 
-def _lost(plan: PlanFile, load: Load, left: placement.Placement) -> int:
+def _placed(
+    load: Load, capacity: Capacity, copies: CopyLimits, current_LRS: SlotsLRS
+) -> tuple[SlotsLRS, float]:
+    """Slots of the ranks that stay, whole again, and the seconds it took; layers of as many experts
+    in one go."""
+    ranks = capacity.only(capacity.open_R)
+    width = max(int(capacity.slots_R.max()), current_LRS.shape[2])
+    more = ((0, 0), (0, 0), (0, width - current_LRS.shape[2]))
+    left_LRS = np.pad(current_LRS, more, constant_values=-1)[:, capacity.open_R]
+    out_LRS = np.full((len(left_LRS), capacity.num_ranks, width), -1, dtype=np.int32)
+    begun = time.perf_counter()
+    for experts in np.unique(load.experts_L).tolist():
+        if ranks.room < experts:
+            raise UsageError(
+                f"the {ranks.num_ranks} ranks that are left have {ranks.room} slots and can not "
+                f"hold {experts} experts: give more --slots-per-rank"
+            )
+        try:
+            copies.check(experts, ranks.slots_R)
+        except CopyLimitsError as error:
+            raise UsageError(f"--min-copies: {error}") from error
+        rows = np.flatnonzero(load.experts_L == experts)
+        out_LRS[np.ix_(rows, np.flatnonzero(capacity.open_R))] = repair.whole(
+            load.load_LE[rows, :experts], left_LRS[rows], ranks.slots_R, ranks.speeds_R, copies
+        )
+    return out_LRS, time.perf_counter() - begun
+
+
+def _shared(
+    load: Load, capacity: Capacity, wanted: Split, slots_LRS: SlotsLRS
+) -> tuple[Placement, float]:
+    """The slots with the shares that suit them best, and the seconds it took."""
+    begun = time.perf_counter()
+    if wanted is Split.EVEN:
+        shared = Placement.even(slots_LRS)
+    else:
+        best = split.best_fractions(load.load_LE, slots_LRS, capacity.speeds_R)
+        shared = Placement(slots_LRS, best)
+    return shared, time.perf_counter() - begun
+
+
+def _lost(plan: PlanFile, load: Load, left: Placement) -> int:
     """Experts that had a copy and have none on a live rank."""
     num_experts = load.load_LE.shape[1]
     had_LE = placement.copies(plan.placement.slots_LRS, num_experts) > 0
@@ -111,13 +151,16 @@ def _lost(plan: PlanFile, load: Load, left: placement.Placement) -> int:
     return int((had_LE & ~has_LE).sum())
 
 
-def _show(parsed: argparse.Namespace, plan: PlanFile, found: Outcome, lost: int) -> None:
+def _show(
+    parsed: argparse.Namespace, plan: PlanFile, found: Outcome, lost: int, split_seconds: float
+) -> None:
     slots = int((plan.placement.slots_LRS >= 0).sum())
-    waves = "no walk leads there" if found.waves is None else f"{found.waves} waves"
+    waves = "no walk leads there" if found.waves is None else tables.count(found.waves, "wave")
     per_expert = parsed.bytes_per_expert
     tables.show(
         tables.text(
-            f"{lost:,} experts lost their last copy; repaired in {tables.seconds(found.seconds)}",
+            f"{tables.count(lost, 'expert')} lost the last copy: placed anew in "
+            f"{tables.seconds(found.seconds)}, shares solved in {tables.seconds(split_seconds)}",
             "bold",
         ),
         tables.text(

@@ -133,6 +133,11 @@ def _strips(relative_R: npt.NDArray[np.float64]) -> Table:
     return table(["ranks", legend], rows, left=2)
 
 
+def count(number: int, what: str) -> str:
+    """1 wave, 2 waves."""
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
 def percent(value: float, digits: int = 2) -> str:
     """0.0312 as 3.12 %, and never -0.00 %."""
     return f"{value * 100:z.{digits}f} %"

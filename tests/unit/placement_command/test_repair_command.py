@@ -59,7 +59,7 @@ def test_a_leaving_rank_gives_what_only_it_holds(plan: Path, load: Path) -> None
 
 def test_the_table_tells_what_was_lost(plan: Path, load: Path) -> None:
     out = moe_plan("repair", plan, "--load", load, "--dead", 2).out
-    assert "2 experts lost their last copy" in out
+    assert "2 experts lost the last copy" in out
     assert "survivors worst" in out
 
 
