@@ -78,7 +78,10 @@ def decide(
     """
     if policy.mode is Mode.OFF:
         return Decision(
-            Verdict.SKIPPED, Reason.MODE_OFF, "spec.rebalancing.mode is Off", walk=walk.stopped()
+            Verdict.SKIPPED,
+            Reason.MODE_OFF.value,
+            "spec.rebalancing.mode is Off",
+            walk=walk.stopped(),
         )
     no_load_LE = np.zeros((len(current.slots_LRS), int(current.slots_LRS.max()) + 1))
     known_LE = no_load_LE if load_LE is None else load_LE
@@ -175,15 +178,11 @@ def _too_little(sight: Sight, figures: Figures) -> str | None:
         f"imbalance {figures.imbalance_now:.3f}, a plan would reach "
         f"{figures.imbalance_predicted:.3f}"
     )
-    minimum = sight.policy.min_gain_percent
-    if figures.gain < sight.policy.min_gain:
-        return f"gain {figures.gain:.1%} is below minGainPercent {minimum:g} %: {tells}"
-    if figures.gain <= sight.chance:
-        return (
-            f"gain {figures.gain:.1%} is no more than chance makes of so few tokens "
-            f"({sight.chance:.1%}): {tells}"
-        )
-    return None
+    if figures.gain - sight.chance >= sight.policy.min_gain:
+        return None
+    less = f", less {sight.chance:.1%} that chance makes of so few tokens," if sight.chance else ""
+    minimum = f"{sight.policy.min_gain_percent:g} %"
+    return f"gain {figures.gain:.1%}{less} is below minGainPercent {minimum}: {tells}"
 
 
 def _worth_seconds(sight: Sight, one: Prospect) -> float:
@@ -219,8 +218,8 @@ def _pause(sight: Sight) -> tuple[Reason, str] | None:
 
 
 def _begin(sight: Sight, chosen: Prospect, reason: Reason, message: str) -> Decision:
-    target, gain = chosen.planned.placement, chosen.figures.gain
-    walk = sight.walk.toward(target, sight.load_LE, sight.current, gain)
+    promised = max(0.0, chosen.figures.gain - sight.chance)
+    walk = sight.walk.toward(chosen.planned.placement, sight.load_LE, sight.current, promised)
     begun = _step(replace(sight, walk=walk), reason, message)
     return replace(
         begun,
@@ -239,7 +238,12 @@ def _step(sight: Sight, reason: Reason, message: str) -> Decision:
         full = f"{message}; no free slot to move through: raise experts.spareSlotsPerRank"
         return _no(ended, Reason.NO_FREE_SLOT, full)
     return Decision(
-        Verdict.APPLIED, reason, message, wave=wave, target=sight.walk.target, walk=sight.walk
+        Verdict.APPLIED,
+        reason.value,
+        message,
+        wave=wave,
+        target=sight.walk.target,
+        walk=sight.walk,
     )
 
 
@@ -247,7 +251,7 @@ def _no(sight: Sight, reason: Reason, message: str, best: Prospect | None = None
     """Nothing is done; figures of the best that was found."""
     return Decision(
         Verdict.SKIPPED,
-        reason,
+        reason.value,
         message,
         figures=None if best is None else best.figures,
         walk=sight.walk,
@@ -261,6 +265,6 @@ def _not_now(
     """What would be done, were it allowed or late enough."""
     planned = chosen.planned
     return Decision(
-        verdict, reason, message,
+        verdict, reason.value, message,
         target=planned.placement, figures=chosen.figures, walk=sight.walk, level=planned.level,
     )  # fmt: skip

@@ -24,6 +24,10 @@ from moe_placement.trigger import Effort
 from moe_placement.under_way import Walk
 from moe_placement.window import noise
 
+CHANCE_PART = 0.5
+"""Of that noise; forecasts count more than one window's tokens. Asking for all of it moves no less
+on recorded windows, and later."""
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -76,9 +80,10 @@ class Sight:
 
     @property
     def chance(self) -> float:
-        """Gain that a perfectly balanced placement seems to leave, by chance alone."""
+        """Gain that chance makes: perfectly balanced ranks would read an imbalance of 1 + noise,
+        and a plan would seem to undo it."""
         reads = noise(self.load_LE, self.capacity.num_ranks)
-        return reads / (1 + reads)
+        return CHANCE_PART * reads / (1 + reads)
 
     def gain(self, placement: Placement, over: Placement) -> float:
         return score.gain(self.rank_times(over), self.rank_times(placement))

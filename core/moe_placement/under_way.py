@@ -37,7 +37,7 @@ class Walk:
     origin: Placement | None = None
     """What was in force before the walk under way, or before the last one until that is checked."""
     gain: float = 0.0
-    """That was promised of it."""
+    """That was promised of it, without what chance may have made of it."""
     realised: float | None = None
     """What the last walk did bring, once that is checked."""
     setbacks: int = 0
