@@ -9,7 +9,7 @@ Shapes: L MoE layers, E logical experts, R ranks, S physical slots a rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -134,8 +134,47 @@ def _looked_back(sight: Sight) -> Sight:
 
 
 def _weigh(sight: Sight) -> Decision:
-    """The plan that is worth most, cheapest kind first, if it is worth anything."""
+    """What balances for least, else what puts copies apart; now, later or only in words."""
     found = [sight.prospect(planned) for planned in _plans(sight)]
+    chosen = _paying(sight, found)
+    reason = Reason.ABOVE_TARGET
+    if isinstance(chosen, Decision):
+        apart = min(found, key=lambda one: one.together)
+        if apart.together >= sight.together(sight.current):
+            return chosen
+        chosen, reason = apart, Reason.COPIES_TOGETHER
+    told = chosen.told
+    if reason is Reason.COPIES_TOGETHER:
+        told = (
+            f"{sight.together(sight.current)} experts have copies in fewer domains than "
+            f"replicaSpread asks for, then {chosen.together}: {told}"
+        )
+    if sight.stall_millis > sight.policy.max_stall_millis:
+        message = (
+            f"{told}; a switch is expected to stall {sight.stall_millis:.0f} ms, "
+            f"maxStallMillis is {sight.policy.max_stall_millis:g}"
+        )
+        return _no(sight, Reason.STALL_ABOVE_MAXIMUM, message, chosen)
+    if sight.policy.mode is Mode.RECOMMEND:
+        return _not_now(sight, Verdict.RECOMMENDED, reason, told, chosen)
+    if (wait := _pause(sight)) is not None:
+        return _not_now(sight, Verdict.DEFERRED, wait[0], f"{told}; {wait[1]}", chosen)
+    return _begin(sight, chosen, reason, told)
+
+
+def _plans(sight: Sight) -> Iterator[Planned]:
+    """Other fractions only, then a few moves, then any number: as far as it takes to reach the
+    aim."""
+    for max_moves in (0, sight.policy.max_moves, None):
+        goal = sight.policy.goal(max_moves, sight.capacity, sight.load_LE.shape[1])
+        planned = plan(sight.load_LE, sight.capacity, goal, sight.current)
+        yield planned
+        if (planned.gap_L <= goal.aim).all() and not sight.together(planned.placement):
+            return
+
+
+def _paying(sight: Sight, found: Sequence[Prospect]) -> Prospect | Decision:
+    """The plan that is worth most, the cheapest kind first; why not, when none is worth it."""
     most = max(found, key=lambda one: one.figures.gain)
     if most.planned.level is Level.KEPT or most.figures.gain < NO_GAIN:
         now = most.figures.imbalance_now
@@ -147,29 +186,7 @@ def _weigh(sight: Sight) -> Decision:
     chosen = max(worthy, key=lambda one: _worth_seconds(sight, one))
     if _worth_seconds(sight, chosen) <= 0:
         return _no(sight, Reason.COST_EXCEEDS_GAIN, _cost(sight, chosen), chosen)
-    if sight.stall_millis > sight.policy.max_stall_millis:
-        message = (
-            f"{chosen.told}; a switch is expected to stall {sight.stall_millis:.0f} ms, "
-            f"maxStallMillis is {sight.policy.max_stall_millis:g}"
-        )
-        return _no(sight, Reason.STALL_ABOVE_MAXIMUM, message, chosen)
-    if sight.policy.mode is Mode.RECOMMEND:
-        return _not_now(sight, Verdict.RECOMMENDED, Reason.ABOVE_TARGET, chosen.told, chosen)
-    if (wait := _pause(sight)) is not None:
-        reason, why = wait
-        return _not_now(sight, Verdict.DEFERRED, reason, f"{chosen.told}; {why}", chosen)
-    return _begin(sight, chosen, Reason.ABOVE_TARGET, chosen.told)
-
-
-def _plans(sight: Sight) -> Iterator[Planned]:
-    """Other fractions only, then a few moves, then any number: as far as it takes to reach the
-    aim."""
-    for max_moves in (0, sight.policy.max_moves, None):
-        goal = sight.policy.goal(max_moves, sight.capacity, sight.load_LE.shape[1])
-        planned = plan(sight.load_LE, sight.capacity, goal, sight.current)
-        yield planned
-        if (planned.gap_L <= goal.aim).all():
-            return
+    return chosen
 
 
 def _too_little(sight: Sight, figures: Figures) -> str | None:

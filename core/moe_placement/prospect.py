@@ -20,6 +20,7 @@ from moe_placement.planned import Level, Planned
 from moe_placement.policy import Policy
 from moe_placement.score import LoadLE, RankLoadsLR
 from moe_placement.split import best_fractions
+from moe_placement.spread import under_spread
 from moe_placement.trigger import Effort
 from moe_placement.under_way import Walk
 from moe_placement.window import noise
@@ -50,6 +51,8 @@ class Prospect:
     planned: Planned
     figures: Figures
     effort: Effort
+    together: int
+    """Experts whose copies would still be in fewer domains than wanted."""
 
     @property
     def told(self) -> str:
@@ -92,6 +95,13 @@ class Sight:
         found = score.imbalance(self.rank_times(placement))
         return 1.0 if found is None else found.worst
 
+    def together(self, placement: Placement) -> int:
+        """Experts whose copies are in fewer domains than wanted and possible."""
+        wanted = self.policy.spread_domains
+        if wanted < 2:
+            return 0
+        return len(under_spread(placement.slots_LRS, self.capacity.domains_R, wanted))
+
     def best_split(self, placement: Placement) -> Placement:
         if self.policy.split is Split.EVEN:
             return Placement.even(placement.slots_LRS)
@@ -112,7 +122,7 @@ class Sight:
             effort.waves,
             planned.given_up,
         )
-        return Prospect(planned, figures, effort)
+        return Prospect(planned, figures, effort, self.together(planned.placement))
 
     def _effort(self, planned: Planned) -> Effort:
         """Of the walk to a plan. A rank takes one weight a layer and wave."""

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     BACKED_OFF = "BackedOff"
     TARGET_OUTDATED = "TargetOutdated"
     ABOVE_TARGET = "AboveTarget"
+    COPIES_TOGETHER = "CopiesTogether"
     WALK_CONTINUES = "WalkContinues"
 
 
@@ -86,4 +87,4 @@ def pause_seconds(setbacks: int, policy: Policy) -> float:
 
 
 def is_setback(predicted_gain: float, realised_gain: float) -> bool:
-    return realised_gain < predicted_gain / 2
+    return predicted_gain > 0 and realised_gain < predicted_gain / 2

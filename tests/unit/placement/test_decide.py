@@ -204,6 +204,23 @@ def test_another_membership_or_mode_ends_the_walk() -> None:
     assert (off.reason, off.walk.target) == ("ModeOff", None)
 
 
+def test_copies_in_one_domain_are_put_apart_though_it_gains_nothing() -> None:
+    """Two ranks a host; the hot expert's copies are both on the first."""
+    slots = np.array([[[0, 1, -1], [0, 2, -1], [3, 4, -1], [5, 6, -1]]], dtype=np.int32)
+    load = np.array([[4000.0, 2000, 2000, 2000, 2000, 2000, 2000]])
+    policy = replace(AUTO, serving_slots=2, domains=(0, 0, 1, 1))
+    assert decide(load, Placement.even(slots), Walk(), policy, 0).reason == "WithinTarget"
+    apart = replace(policy, spread_domains=2)
+    decisions, current, _ = walked(load, Placement.even(slots), apart)
+    assert (decisions[0].verdict, decisions[0].reason) == (Verdict.APPLIED, "CopiesTogether")
+    assert "1 experts have copies in fewer domains than replicaSpread" in decisions[0].message
+    on = {rank for rank in range(4) if 0 in current.slots_LRS[0, rank]}
+    assert len(on & {0, 1}) == len(on & {2, 3}) == 1
+    assert decisions[-1].reason == "WithinTarget"
+    only = decide(load, Placement.even(slots), Walk(), replace(apart, mode=Mode.RECOMMEND), 0)
+    assert (only.verdict, only.reason) == (Verdict.RECOMMENDED, "CopiesTogether")
+
+
 def test_survivors_use_spare_slots_and_the_copies_they_can_hold() -> None:
     """Three ranks' experts on two: more than the serving slots, fewer copies than asked for."""
     current = Placement.even(initial.contiguous(1, 8, 2, 4))
