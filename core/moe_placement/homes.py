@@ -47,7 +47,7 @@ def choose(
             home, besides the tokens that it sends itself.
     """
     carry_LD = carried(load_LED, topology, level_L)
-    needed_LE = needed(load_LED, topology, level_L, min_copies, max_copies)
+    needed_LE = _needed(load_LED, topology, level_L, min_copies, max_copies)
     room = int(topology.slots_D.sum())
     extra_L = room - needed_LE.sum(axis=1)
     counts_LED = _worthwhile(load_LED, carry_LD, needed_LE, topology, extra_L, max_copies)
@@ -56,7 +56,7 @@ def choose(
     return counts_LED
 
 
-def needed(
+def _needed(
     load_LED: LoadLED, topology: Topology, level_L: Floats, min_copies: int, max_copies: int
 ) -> Ints:
     """Copies that an expert needs for its load, int64 [L, E]: none carries more than it should, or
@@ -64,7 +64,7 @@ def needed(
     load_LE = load_LED.sum(axis=2)
     out_LE = np.full(load_LE.shape, min_copies, dtype=np.int64)
     for most_LD in (_whole_rank(topology, level_L), carried(load_LED, topology, level_L)):
-        most_L1 = np.maximum(most_LD.max(axis=1, keepdims=True), np.finfo(float).tiny)
+        most_L1 = most_LD.max(axis=1, keepdims=True)
         wanted_LE = np.ceil(load_LE / most_L1 - _TIE).clip(min_copies, max_copies)
         fits_L1 = wanted_LE.sum(axis=1, keepdims=True) <= topology.slots_D.sum()
         out_LE = np.where(fits_L1, wanted_LE.astype(np.int64), out_LE)
@@ -131,7 +131,7 @@ def _savings(
     that none is preferred.
     """
     num_layers, num_experts, num_domains = load_LED.shape
-    carry_L1D = np.maximum(carry_LD, np.finfo(float).tiny)[:, None]
+    carry_L1D = np.where(carry_LD > 0, carry_LD, np.inf)[:, None]
     most = int(np.ceil(load_LED / carry_L1D).max(initial=1.0).clip(1, topology.ranks_D.max()))
     turn_ED = (np.arange(num_domains) + np.arange(num_experts)[:, None]) % num_domains
     turned_LED = np.take_along_axis(load_LED, turn_ED[None], 2)[:, :, None]
@@ -159,7 +159,8 @@ def _settle(
     num_layers, num_experts = load_LE.shape
     layers = np.arange(num_layers)
     free_LD = topology.slots_D - counts_LED.sum(axis=1)
-    full_LD = np.maximum(level_L[:, None] * topology.speeds_D, np.finfo(float).tiny)
+    full_LD = level_L[:, None] * topology.speeds_D
+    full_LD = np.where(full_LD > 0, full_LD, 1.0)
     filled_LD = _taken_by(counts_LED, load_LED, carry_LD).sum(axis=1)
     order_LE = np.argsort(-load_LE, axis=1, kind="stable")
     missing_LE = needed_LE - counts_LED.sum(axis=2)

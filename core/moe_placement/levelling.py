@@ -2,8 +2,8 @@
 
 Least is lost when copies change places within a domain; then when two experts change domains
 (`trades`); then when any copy makes room for another (`step_fractions`). Each is for the layers
-that the one before has left above their limit. Neighbours: `localise` and `coactivation` choose
-the placement, `crossing` the split.
+that the one before has left above their limit. Neighbours: `localise` chooses the placement,
+`crossing` the split.
 
 Shapes: L layers, E logical experts, D domains, R ranks, S physical slots a rank.
 """

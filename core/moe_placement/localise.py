@@ -4,7 +4,8 @@ Traffic between domains (hosts, racks) is dear. A plan that sees them costs no m
 balance and saves a quarter to more than half of what crosses: which copies a domain holds
 (`homes`), on which of its ranks (`packing`), put right where that is out of balance (`levelling`),
 and the split that crosses least (`crossing`). A layer for which that fails gets the plan that sees
-no domains. Neighbours: `full_fractions` (that plan), `coactivation` (near by recorded routing).
+no domains. Neighbours: `full_fractions` (that plan), `together` (near what tokens choose, not
+where they come from).
 
 Shapes: L layers, E logical experts, D domains, R ranks, S physical slots a rank.
 """

@@ -161,13 +161,14 @@ def _cost(
     loads_BR = rank_loads(slots_BRS, fractions_BRS, load_BE)
     top_B11 = (loads_BR / speeds_R).max(axis=1)[:, None, None]
     from_rank_BC = rank_N[from_BC]
-    shift_BCN = np.take_along_axis(token_BN, from_BC, 1)[..., None] - token_BN[:, None]
+    mine_BC1 = np.take_along_axis(token_BN, from_BC, 1)[..., None]
+    shift_BCN, moved_BCN = mine_BC1 - token_BN[:, None], mine_BC1 + token_BN[:, None]
     from_BCN = (loads_BR[rows, from_rank_BC][..., None] - shift_BCN) / speeds_R[from_rank_BC][
         ..., None
     ]
     to_BCN = (loads_BR[:, None, rank_N] + shift_BCN) / speeds_R[rank_N]
     peak_BCN = np.maximum(np.maximum(from_BCN, to_BCN), top_B11)
-    return np.asarray(peak_BCN + FEWEST_TOKENS * np.abs(shift_BCN) / speeds_R.max())
+    return np.asarray(peak_BCN + FEWEST_TOKENS * moved_BCN / speeds_R.max())
 
 
 def _swap(array_LRS: npt.NDArray[np.generic], layer_B: Ints, from_B: Ints, to_B: Ints) -> None:

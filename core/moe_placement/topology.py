@@ -1,7 +1,7 @@
 """Topology: the ranks that a plan may use, and the domains whose borders cost.
 
-Neighbours: `capacity` (all ranks, also those that a plan may not use), `localise` and
-`coactivation` (plans that see domains), `spread` (copies apart).
+Neighbours: `capacity` (all ranks, also those that a plan may not use), `localise`
+(a plan that sees domains), `spread` (copies apart).
 
 Shapes: R ranks, D domains, Q ranks of a domain (at most).
 """
@@ -69,9 +69,18 @@ def interleaved(domains_R: DomainsR) -> Ints:
     A plan of `full_fractions` lets an expert's copies sit on neighbouring ranks; made for ranks in
     this order it spreads them at no cost, and leaves little to `spread`.
     """
-    by_domain = np.argsort(domains_R, kind="stable")
-    sorted_R = domains_R[by_domain]
-    size_R = np.bincount(domains_R)[sorted_R]
-    place_R = np.arange(len(domains_R)) - np.searchsorted(sorted_R, sorted_R)
-    # The n-th of m ranks of a domain belongs at (n + ½) ÷ m of the whole order.
-    return np.asarray(by_domain[np.lexsort((sorted_R, (place_R + 0.5) / size_R))])
+    left_D = np.bincount(domains_R)
+    used_D = np.full(len(left_D), -1)
+    next_D = np.cumsum(left_D) - left_D
+    by_domain_R = np.argsort(domains_R, kind="stable")
+    out_R = np.empty_like(by_domain_R)
+    for place in range(len(out_R)):
+        # Most ranks left, but not the domain just used; then the one used longest ago.
+        open_D = (left_D > 0) & ((used_D < place - 1) | (used_D < 0))
+        if not open_D.any():
+            open_D = left_D > 0
+        domain = int(np.lexsort((used_D, np.where(open_D, -left_D, 1)))[0])
+        out_R[place] = by_domain_R[next_D[domain]]
+        left_D[domain] -= 1
+        used_D[domain], next_D[domain] = place, next_D[domain] + 1
+    return out_R

@@ -41,7 +41,7 @@ def cases(draw: st.DrawFn) -> Case:
     return loads, slots, speeds, domains
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 @given(cases(), st.sampled_from([0.0, 0.02, 0.3]))
 def test_keeps_the_balance_and_crosses_as_little_as_a_linear_program(
     case: Case, slack: float

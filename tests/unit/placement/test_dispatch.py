@@ -1,4 +1,4 @@
-"""Who serves whom: a plan's fractions kept exactly, own copies first, and the least that crosses."""
+"""Who serves whom: a plan's fractions kept exactly, own copies first, least that crosses."""
 
 from __future__ import annotations
 
