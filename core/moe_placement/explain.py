@@ -99,11 +99,11 @@ def explain_layer(
         largest=shortfall.largest(one, load_1E, capacity.speeds_R),
         limits=tuple(shortfall.above_fair(load_1E[0], to_plan, demands, fair, level)),
         given_up=(
-            *shortfall.above_bound(one, load_1E, capacity.speeds_R, level),
+            *shortfall.above_bound(one, load_1E, capacity, level),
             *shortfall.held_back(load_1E, to_plan, demands, level),
             *shortfall.not_spread(one, capacity, demands),
         ),
-        crossing=_crossing(one, load_1E, capacity),
+        crossing=shortfall.crossing(one, load_1E, capacity),
     )
 
 
@@ -230,13 +230,3 @@ def _sent(one: Placement, load_1E: LoadLE, capacity: Capacity, expert: int) -> I
     for domain, share in enumerate(dispatch.uniform_sources(capacity.domains_R).tolist()):
         shares_C = shares_D1RS[domain, 0, rank_C, slot_C]
         yield Sent(domain, share * float(load_1E[0, expert]), tuple(shares_C.tolist()))
-
-
-def _crossing(one: Placement, load_1E: LoadLE, capacity: Capacity) -> float | None:
-    if len(np.unique(capacity.domains_R)) < 2:
-        return None
-    sources_1ED = dispatch.source_loads(load_1E, capacity.domains_R)
-    crossing_1 = dispatch.crossing_share(
-        one.slots_LRS, one.fractions_LRS, capacity.domains_R, sources_1ED
-    )
-    return float(crossing_1[0])

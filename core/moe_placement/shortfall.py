@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moe_placement import bound, score, split
+from moe_placement import bound, dispatch, score, split
 from moe_placement.capacity import Capacity, SpeedsR
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement
@@ -81,8 +81,9 @@ def above_fair(
         yield "some ranks have too few slots to get their share of the tokens"
 
 
-def above_bound(one: Placement, load_1E: LoadLE, speeds_R: SpeedsR, level: float) -> Iterator[str]:
+def above_bound(one: Placement, load_1E: LoadLE, capacity: Capacity, level: float) -> Iterator[str]:
     """Why a placement of a single layer is above the bound, `level`."""
+    speeds_R = capacity.speeds_R
     now = largest(one, load_1E, speeds_R)
     if now <= level * (1 + TOLERANCE):
         return
@@ -91,7 +92,7 @@ def above_bound(one: Placement, load_1E: LoadLE, speeds_R: SpeedsR, level: float
     if now > reached * (1 + TOLERANCE):
         yield (
             f"other fractions alone, without a move, would bring the fullest rank from {now:,.0f} "
-            f"to {reached:,.0f}"
+            f"to {reached:,.0f}" + _for_nearness(one, best, load_1E, capacity)
         )
     if reached > level * (1 + TOLERANCE):
         found = bottleneck(best, load_1E, speeds_R)
@@ -101,6 +102,18 @@ def above_bound(one: Placement, load_1E: LoadLE, speeds_R: SpeedsR, level: float
             f"{_plural('expert', len(found.experts))}, {found.level:,.0f} tokens a rank: no split "
             "gets below that, only moves do"
         )
+
+
+def crossing(one: Placement, load_1E: LoadLE, capacity: Capacity) -> float | None:
+    """Share of a single layer's assignments that leave their domain if all ranks send alike; None
+    in one domain."""
+    if len(np.unique(capacity.domains_R)) < 2:
+        return None
+    sources_1ED = dispatch.source_loads(load_1E, capacity.domains_R)
+    crossing_1 = dispatch.crossing_share(
+        one.slots_LRS, one.fractions_LRS, capacity.domains_R, sources_1ED
+    )
+    return float(crossing_1[0])
 
 
 def held_back(load_1E: LoadLE, capacity: Capacity, demands: Demands, level: float) -> Iterator[str]:
@@ -158,6 +171,14 @@ def bottleneck(one: Placement, load_1E: LoadLE, speeds_R: SpeedsR) -> Bottleneck
         experts=tuple(experts.tolist()),
         level=float(value_R[size - 1]),
     )
+
+
+def _for_nearness(one: Placement, best: Placement, load_1E: LoadLE, capacity: Capacity) -> str:
+    """What better balance would cost in traffic between domains."""
+    now, then = (crossing(placement, load_1E, capacity) for placement in (one, best))
+    if now is None or then is None or then <= now + TOLERANCE:
+        return ""
+    return f", and let {then:.1%} instead of {now:.1%} of the tokens leave their domain"
 
 
 def _named(what: str, numbers: Sequence[int]) -> str:

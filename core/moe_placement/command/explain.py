@@ -12,16 +12,19 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from moe_placement import explain
+from moe_placement import explain, planner
 from moe_placement.capacity import Capacity
 from moe_placement.command import arguments, flags, plan_files, tables
+from moe_placement.command.figures import figures
 from moe_placement.command.load_files import Load
+from moe_placement.command.progress import Bar
 from moe_placement.command.usage import UsageError
 from moe_placement.explain import ExpertStory, LayerStory
+from moe_placement.goal import Goal
 from moe_placement.placement import Placement
 from moe_placement.score import LoadLE
 from moe_placement.shortfall import Demands
@@ -42,6 +45,14 @@ MAX_TOLD = 3
 """Layers of which the table is followed by sentences."""
 MAX_EXPERTS = 16
 MAX_COPIES = 5
+
+
+class Anew(NamedTuple):
+    """What a plan without a budget would bring, and how much would have to move."""
+
+    gap_worst_now: float
+    gap_worst: float
+    moves: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +90,9 @@ def _all_layers(
         explain.explain_layer(placement, _existing(load, layer), capacity, layer, demands)
         for layer in range(len(load.load_LE))
     ]
+    anew = _anew(placement, load, capacity, demands)
     if parsed.json:
-        tables.show_json({"layers": [asdict(story) for story in stories]})
+        tables.show_json({"layers": [asdict(story) for story in stories], "anew": anew._asdict()})
         return
     shown = sorted(stories, key=lambda story: (-_over(story.largest, story.fair), story.layer))
     shown = shown[:MAX_LAYERS]
@@ -88,9 +100,24 @@ def _all_layers(
     told = [story for story in shown if story.limits or story.given_up][:MAX_TOLD]
     tables.show(
         tables.text(f"{best} of {len(stories)} layers give up nothing", "bold"),
+        tables.text(
+            f"planned anew: {tables.percent(anew.gap_worst)} above the bound instead of "
+            f"{tables.percent(anew.gap_worst_now)}, for {tables.count(anew.moves, 'move')}"
+        ),
         _layers(shown),
         *(_sentences(story) for story in told),
     )
+
+
+def _anew(placement: Placement, load: Load, capacity: Capacity, demands: Demands) -> Anew:
+    goal = Goal(copies=demands.copies, spread_domains=demands.min_domains, aim=0.0)
+    with Bar("planning anew"):
+        try:
+            planned = planner.plan(load.load_LE, capacity, goal, placement, load.experts_L)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    now = figures(placement, load, capacity, copies=demands.copies)
+    return Anew(float(now.gap_L.max()), float(planned.gap_L.max()), planned.moves)
 
 
 def _one_layer(

@@ -181,6 +181,17 @@ def test_tokens_stay_in_their_domain_as_far_as_copies_reach() -> None:
     assert layer.crossing == pytest.approx(0.3)
 
 
+def test_balance_that_was_given_up_for_nearness_is_told() -> None:
+    load = np.array([[80.0, 20.0]])
+    capacity = Capacity.of(2, 2, domains=[0, 1])
+    placement = Placement(
+        np.array([[[0, 1], [0, -1]]], dtype=np.int32), np.array([[[0.5, 1.0], [0.5, 0]]])
+    )
+    (told,) = explain_layer(placement, load, capacity, 0).given_up
+    # Balanced, a tenth of the tokens would have to go from domain 0 to the copy of domain 1.
+    assert "from 60 to 50, and let 20.0% instead of 10.0% of the tokens leave" in told
+
+
 def test_a_layer_without_tokens_has_nothing_to_explain() -> None:
     load = np.zeros((1, 3))
     story = explain_layer(BALANCED, load, TWO, 0)
@@ -210,8 +221,23 @@ def test_the_command_explains_to_programs(files: tuple[Path, Path]) -> None:
     plan, load = files
     found = moe_plan("explain", plan, "--load", load, "--json").json
     assert found["layers"][0]["bound"] == 50
+    assert found["anew"] == {"gap_worst_now": 0, "gap_worst": 0, "moves": 0}
     found = moe_plan("explain", plan, "--load", load, "--layer", 0, "--json").json
     assert [expert["expert"] for expert in found["experts"]] == [0, 1, 2]
+
+
+def test_what_a_plan_without_a_budget_would_bring(tmp_path: Path) -> None:
+    np.save(tmp_path / "load.npy", np.array([[40.0, 40.0, 10.0, 10.0]]))
+    np.savez(tmp_path / "plan.npz", slots=[[[0, 1], [2, 3]]])
+    flags = ("explain", tmp_path / "plan.npz", "--load", tmp_path / "load.npy")
+    assert moe_plan(*flags, "--json").json["anew"] == {
+        "gap_worst_now": pytest.approx(0.6),
+        "gap_worst": pytest.approx(0.0),
+        "moves": 2,
+    }
+    assert "planned anew: 0.00 % above the bound instead of 60.00 %, for 2 moves" in (
+        " ".join(moe_plan(*flags).out.split())
+    )
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,24 @@ def test_domains_count_what_crosses(tmp_path: Path) -> None:
     assert 0 <= stats(tmp_path)["crossing"] <= 1
 
 
+def test_domains_keep_tokens_near_unless_unwanted(tmp_path: Path) -> None:
+    plan(tmp_path, "--domains", "2,2,2")
+    near = stats(tmp_path)
+    plan(tmp_path, "--domains", "2,2,2", "--no-near")
+    balanced = stats(tmp_path)
+    assert near["crossing"] < balanced["crossing"]
+    assert balanced["gap_worst"] <= near["gap_worst"] <= 0.0201
+
+
+def test_copies_spread_over_domains(tmp_path: Path) -> None:
+    plan(tmp_path, "--domains", "2,2,2", "--spread", 2, "--min-copies", 1)
+    slots, _ = arrays(tmp_path / "P.npz")
+    for layer in range(LAYERS):
+        for expert in range(EXPERTS):
+            ranks = np.nonzero(slots[layer] == expert)[0]
+            assert len(set(ranks // 2)) >= min(2, len(ranks))
+
+
 def test_the_table_tells_moves_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     plan(tmp_path)
