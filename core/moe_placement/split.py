@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moe_api.plan import FractionsLRS, SlotsLRS, even_fractions
+from moe_api.plan import FractionsLRS, SlotsLRS
 from moe_placement import flow
 from moe_placement.capacity import SpeedsR
 from moe_placement.score import LoadLE, rank_loads
@@ -33,13 +33,14 @@ def best_fractions(
         given_LRS: fractions to start from, such as those in force, and to stay close to where
             that costs nothing; absent = even.
     """
-    even_LRS = even_fractions(slots_LRS)
     num_layers, num_experts = load_LE.shape
+    _, num_ranks, num_slots = slots_LRS.shape
     slot_N = np.flatnonzero(slots_LRS.ravel() >= 0)
-    key_N = slot_N // slots_LRS[0].size * num_experts + slots_LRS.ravel()[slot_N]
+    key_N = slot_N // (num_ranks * num_slots) * num_experts + slots_LRS.ravel()[slot_N]
     count = np.bincount(key_N, minlength=num_layers * num_experts)
     loaded = load_LE.ravel() > 0
-    fractions_LRS = even_LRS
+    fractions_LRS = np.zeros(slots_LRS.shape)
+    fractions_LRS.ravel()[slot_N] = 1.0 / count[key_N]
     if given_LRS is not None:
         given = given_LRS.ravel()[slot_N]
         known = np.bincount(key_N, given, minlength=len(count))
@@ -52,7 +53,7 @@ def best_fractions(
     order_N = np.argsort(key_N[movable_N], kind="stable")
     slot_N, key_N = slot_N[movable_N][order_N], key_N[movable_N][order_N]
     expert_N = np.cumsum(np.diff(key_N, prepend=key_N[0]) > 0)
-    copies = flow.Copies.of(expert_N, slot_N // slots_LRS.shape[2], slots_LRS[:, :, 0].size)
+    copies = flow.Copies.of(expert_N, slot_N // num_slots, num_layers * num_ranks)
     tokens_N = flow.settle(
         copies,
         fractions_LRS.ravel()[slot_N] * load_LE.ravel()[key_N],
