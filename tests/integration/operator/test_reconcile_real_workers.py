@@ -13,6 +13,7 @@ import pytest
 
 from devcluster.build import CHECKOUT
 from devcluster.cluster import Cluster as ApiServerInstance
+from moe_api.plan import GroupPlan
 from tests.support.real_workers import RealFleet, RealWorker, RealWorld
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.processes, pytest.mark.timeout(900)]
@@ -122,6 +123,36 @@ def test_a_pod_that_is_deleted_gracefully_fails_no_request_at_all(world: RealWor
     assert failed == []
     assert workers[1].process.returncode == 0
     assert [line for w in (workers[0], workers[2]) for line in disruptions(w)] == []
+
+
+def test_experts_leave_a_cordoned_node_and_then_its_pod_under_traffic(world: RealWorld):
+    node = world.make_node()
+    world.nodes = {1: node}
+    world.create(**SPEC | {"rebalancing": SPEC["rebalancing"] | {"mode": "Off"}})
+    world.converge(world.is_ready, deadline_seconds=240)
+    workers = [world.worker(member) for member in range(3)]
+    expected = ask(workers[0])
+    failed: list[str] = []
+
+    def plan() -> GroupPlan:
+        return GroupPlan.model_validate((world.placement() or {})["spec"])
+
+    def applied() -> bool:
+        return bool((world.placement() or {})["status"].get("appliedEpoch") == plan().epoch)
+
+    with traffic(workers, failed):
+        world.api.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": True}})
+        world.converge(
+            lambda: (plan().slots()[:, 1] == -1).all() and applied(), deadline_seconds=240
+        )
+        assert world.budget() == 2, "now its pod may be evicted"
+        assert [ask(worker) for worker in workers] == [expected] * 3, "the empty rank serves on"
+        world.delete_pod(1, grace_seconds=70)
+        world.converge(lambda: workers[1].incarnation not in world.uids(), deadline_seconds=120)
+    assert failed == []
+    assert [line for w in (workers[0], workers[2]) for line in disruptions(w)] == []
+    [evacuated] = [d for d in world.status().decisions if d.reason == "Evacuation"]
+    assert evacuated.bytes
 
 
 def disruptions(worker: RealWorker) -> list[str]:
