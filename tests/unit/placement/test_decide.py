@@ -200,6 +200,8 @@ def test_another_membership_or_mode_ends_the_walk() -> None:
     assert begun.walk.target is not None
     three = decide(None, blocks(4, 3, 4), begun.walk, AUTO, 1)
     assert (three.reason, three.walk.target) == ("NoTraffic", None)
+    asked = decide(SKEWED, blocks(), begun.walk, replace(AUTO, mode=Mode.RECOMMEND), 1)
+    assert (asked.verdict, asked.walk.target) == (Verdict.RECOMMENDED, None)
     off = decide(SKEWED, blocks(), begun.walk, replace(AUTO, mode=Mode.OFF), 1)
     assert (off.reason, off.walk.target) == ("ModeOff", None)
 

@@ -92,6 +92,16 @@ def test_whatever_comes_when_there_is_a_load_or_none_never_nan_and_memory_is_bou
         assert len(window.samples) <= MAX_SAMPLES
 
 
+def test_often_read_is_not_often_forgotten() -> None:
+    window = LoadWindow(400)
+    for second in range(400):
+        window = window.observe([report(0, [[5 * second, 0]])], second)
+    load = window.load(1)
+    assert load is not None
+    assert load.sum() >= 5 * 399 * (1 - 2 / MAX_SAMPLES)
+    assert len(window.samples) <= MAX_SAMPLES
+
+
 def test_another_model_begins_a_new_window() -> None:
     window = LoadWindow(10).observe([report(0, [[0, 0]])], 0).observe([report(0, [[900, 9]])], 1)
     other = window.observe([report(0, [[5, 5, 5]], "b")], 2)
