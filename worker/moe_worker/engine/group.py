@@ -112,9 +112,8 @@ class Group:
             on_progress()
             return
         domains = [member.domains for member in self.plan.members]
-        moves = diff(self.slots_LRS, slots_LRS, domains)
         staging = Staging(
-            moves=[move for move in moves if move.rank == self.rank],
+            moves=diff(self.slots_LRS, slots_LRS, domains, rank=self.rank),
             own_rank=self.rank,
             addresses=[member.address for member in self.plan.members],
             in_force=(self.plan.generation, self.plan.epoch),
