@@ -13,7 +13,7 @@ from moe_placement.command import main
 from tests.support.moe_plan import moe_plan
 
 ROOT = Path(__file__).resolve().parents[3]
-LAYERS, EXPERTS, RANKS, SLOTS = 6, 256, 32, 9
+LAYERS, EXPERTS, RANKS, SLOTS = 4, 256, 32, 9
 HELP = [
     line.partition("    (")[0].strip()
     for examples in (main.EXAMPLES, *(module.EXAMPLES for module in main.COMMANDS))
