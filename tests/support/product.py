@@ -38,7 +38,7 @@ SMALL = {
     "disruption": {"drainSeconds": 20},
     "rebalancing": {
         "mode": "Off", "intervalSeconds": 1, "windowSeconds": 10, "cooldownSeconds": 0,
-        "deadlineSeconds": 60,
+        "deadlineSeconds": 60, "budget": {"maxStallMillis": 10_000},
     },
 }  # fmt: skip
 
