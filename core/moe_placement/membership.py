@@ -1,7 +1,9 @@
-"""Placements when ranks come and go: repair after a loss, room for newcomers, spare slots restored.
+"""Placements when ranks come and go: repair after a loss, evacuation before one, room for
+newcomers.
 
-Neighbours: `initial` makes the first placement, `greedy` balances later. Members that stay keep
-every expert in its slot, so they receive only what would otherwise be nowhere.
+Members that stay keep every expert in its slot and receive only what would otherwise be nowhere, or
+what balance is worth. Neighbours: `initial` makes the first placement, `repair` covers experts,
+`step_fractions` balances, `planner` does both for whoever knows the load.
 
 Shapes: L MoE layers, E logical experts, R ranks, S physical slots a rank.
 """
@@ -11,121 +13,159 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from moe_api.plan import SlotsLRS
+from moe_placement import step_fractions
+from moe_placement.capacity import SlotsR, SpeedsR
+from moe_placement.copy_limits import CopyLimits
 from moe_placement.initial import InsufficientSlots
+from moe_placement.placement import ExpertsL
+from moe_placement.repair import Repair
+from moe_placement.score import LoadLE
+
+BALANCE = 0.05
+"""An evacuation moves more than it must until ranks are within this of the bound."""
 
 
-def repair(slots_LRS: SlotsLRS, survivors: Sequence[int], num_experts: int) -> SlotsLRS:
+def repair(
+    slots_LRS: SlotsLRS,
+    survivors: Sequence[int],
+    num_experts: int | ExpertsL,
+    *,
+    load_LE: LoadLE | None = None,
+    min_copies: int = 1,
+) -> SlotsLRS:
     """The survivors' placement, int32 [L, len(survivors), S], rows in the order given.
 
-    Experts whose copies are all lost go into free slots (spare ones too), the emptiest rank first,
-    then into slots of redundant copies: the fewest transfers that cover every expert.
+    Experts whose copies are all lost, the most loaded first, take free slots (spare ones too) or
+    those of copies that their experts can do without: one transfer each, the fewest that cover
+    every expert.
+
+    Args:
+        num_experts: of every layer, or of each.
+        load_LE: absent = unknown, all experts count alike.
+        min_copies: experts go below only where nothing else is left.
 
     Raises:
         InsufficientSlots: the survivors' slots cannot hold every expert; lists the uncovered ones.
     """
-    return admit(slots_LRS, list(survivors), num_experts, slots_LRS.shape[2])
+    return _covered(slots_LRS, list(survivors), num_experts, load_LE, min_copies).slots_LRS
 
 
 def admit(
-    slots_LRS: SlotsLRS, keep: Sequence[int | None], num_experts: int, serving_slots: int
+    slots_LRS: SlotsLRS,
+    keep: Sequence[int | None],
+    num_experts: int | ExpertsL,
+    serving_slots: int,
+    *,
+    load_LE: LoadLE | None = None,
+    min_copies: int = 1,
 ) -> SlotsLRS:
     """Placement of a new membership, int32 [L, len(keep), S].
 
+    What nobody holds is covered as in `repair`. Then a newcomer gets copies, of the experts with
+    fewest and from the ranks that hold most, until it holds E ÷ R of them, and ranks that hold more
+    than `serving_slots` give up spare copies.
+
     Args:
         keep: per new rank the old rank whose slots it keeps, or None for a newcomer.
-        serving_slots: where newcomers relieve a rank that holds more than this, its surplus is
-        dropped.
-
-    A newcomer gets first what nobody holds, then copies from the ranks that hold most until it
-    holds E ÷ R experts, and those ranks give up copies beyond `serving_slots`.
+        num_experts, load_LE, min_copies: as in `repair`.
 
     Raises:
         InsufficientSlots: not every expert finds a slot.
     """
-    num_layers, _, num_slots = slots_LRS.shape
-    out = np.full((num_layers, len(keep), num_slots), -1, dtype=np.int32)
-    for rank, old in enumerate(keep):
-        if old is not None:
-            out[:, rank] = slots_LRS[:, old]
+    work = _covered(slots_LRS, keep, num_experts, load_LE, min_copies)
     newcomers = [rank for rank, old in enumerate(keep) if old is None]
-    uncovered: list[tuple[int, int]] = []
-    for layer in range(num_layers):
-        uncovered += [(layer, e) for e in _cover(out[layer], num_experts, newcomers)]
-        for rank in newcomers:
-            _share(out[layer], rank, num_experts // len(keep))
-        if newcomers:
-            _shed(out[layer], serving_slots)
-    if uncovered:
-        raise InsufficientSlots(
-            f"{len(keep)} ranks × {num_slots} slots cannot hold {num_experts} experts: "
-            f"{len(uncovered)} (layer, expert) pairs have no slot, first {uncovered[:3]}",
-            uncovered,
+    experts_L = work.exists_LE.sum(axis=1)
+    for rank in newcomers:
+        work.fill(rank, np.minimum(experts_L // len(keep), work.num_slots))
+    if newcomers:
+        work.slots_R = np.full(len(keep), serving_slots)
+        work.drop_above_slots(spare_only=True)
+    return work.slots_LRS
+
+
+def evacuate(
+    slots_LRS: SlotsLRS,
+    leaving: Sequence[int],
+    num_experts: int,
+    *,
+    load_LE: LoadLE | None = None,
+    slots_R: SlotsR | None = None,
+    speeds_R: SpeedsR | None = None,
+    limits: CopyLimits | None = None,
+    max_moves: int | None = None,
+) -> SlotsLRS:
+    """Placement to walk to before some ranks leave: they hold nothing any more, int32 [L, R, S].
+
+    What only they hold goes to others, one transfer each. Where the load is known, more copies
+    follow until the others are balanced within `BALANCE`, as long as there are moves.
+
+    Args:
+        slots_R, speeds_R: of all ranks; absent = all S slots, all alike.
+        max_moves: beyond those that empty the ranks; None = as many as balance takes.
+
+    Raises:
+        InsufficientSlots: the others cannot hold every expert.
+    """
+    num_ranks = slots_LRS.shape[1]
+    stays_R = np.ones(num_ranks, dtype=np.bool_)
+    stays_R[list(leaving)] = False
+    staying = np.flatnonzero(stays_R)
+    all_slots_R = np.full(num_ranks, slots_LRS.shape[2]) if slots_R is None else slots_R
+    ranks = (all_slots_R[staying], (np.ones(num_ranks) if speeds_R is None else speeds_R)[staying])
+    limits = limits or CopyLimits()
+    load = np.ones((len(slots_LRS), num_experts)) if load_LE is None else load_LE
+    work = Repair(load, slots_LRS[:, staying], *ranks, limits)
+    _cover(work)
+    covered_LRS = work.slots_LRS
+    if load_LE is not None:
+        covered_LRS, _ = step_fractions.improve(
+            load_LE, covered_LRS, *ranks, limits, BALANCE, max_moves
         )
-    return out
+    target_LRS = np.full_like(slots_LRS, -1)
+    target_LRS[:, staying] = covered_LRS
+    return target_LRS
 
 
-def survives_rank_loss(slots_LRS: SlotsLRS, num_experts: int) -> bool:
+def survives_rank_loss(slots_LRS: SlotsLRS, num_experts: int | ExpertsL) -> bool:
     """Whether, whichever single rank is lost, the others' slots could still hold every expert."""
     num_ranks, num_slots = slots_LRS.shape[1:]
-    return bool(num_ranks > 1 and (num_ranks - 1) * num_slots >= num_experts)
+    return bool(num_ranks > 1 and (num_ranks - 1) * num_slots >= np.max(num_experts))
 
 
-def _cover(slots_RS: npt.NDArray[np.int32], num_experts: int, newcomers: list[int]) -> list[int]:
-    """Give every expert without a holder a free slot, or that of a redundant copy; returns those
-    that found none."""
-    left = []
-    for expert in sorted(set(range(num_experts)) - set(slots_RS.ravel().tolist())):
-        filled_R = (slots_RS >= 0).sum(axis=1)
-        open_ranks = [r for r in range(len(slots_RS)) if filled_R[r] < slots_RS.shape[1]]
-        if not open_ranks:
-            rank_of_copy = _give_up_copy(slots_RS)
-            if rank_of_copy is None:
-                left.append(expert)
-                continue
-            open_ranks = [rank_of_copy]
-        rank = min(open_ranks, key=lambda r: (r not in newcomers, filled_R[r], r))
-        slots_RS[rank, int(np.flatnonzero(slots_RS[rank] < 0)[0])] = expert
-    return left
+def _covered(
+    slots_LRS: SlotsLRS,
+    keep: Sequence[int | None],
+    num_experts: int | ExpertsL,
+    load_LE: LoadLE | None,
+    min_copies: int,
+) -> Repair:
+    """The old ranks' slots and the newcomers' empty ones, every expert covered."""
+    num_layers, _, num_slots = slots_LRS.shape
+    kept_LRS = np.full((num_layers, len(keep), num_slots), -1, dtype=np.int32)
+    for rank, old in enumerate(keep):
+        if old is not None:
+            kept_LRS[:, rank] = slots_LRS[:, old]
+    experts_L = np.broadcast_to(np.asarray(num_experts), num_layers)
+    exists_LE = np.arange(int(experts_L.max())) < experts_L[:, None]
+    work = Repair(
+        np.ones(exists_LE.shape) if load_LE is None else load_LE,
+        kept_LRS,
+        np.full(len(keep), num_slots),
+        np.ones(len(keep)),
+        CopyLimits(min_copies),
+        exists_LE,
+    )
+    _cover(work)
+    return work
 
 
-def _give_up_copy(slots_RS: npt.NDArray[np.int32]) -> int | None:
-    """Free the last slot of the most copied expert; its rank, None when none has a second copy."""
-    copies_E = np.bincount(slots_RS[slots_RS >= 0])
-    if not len(copies_E) or copies_E.max() < 2:
-        return None
-    rank, slot = (int(x) for x in np.argwhere(slots_RS == int(copies_E.argmax()))[-1])
-    slots_RS[rank, slot] = -1
-    return rank
-
-
-def _share(slots_RS: npt.NDArray[np.int32], rank: int, wanted: int) -> None:
-    """Copy experts to `rank` from the ranks that hold most, scarce experts first, until it has
-    `wanted`."""
-    while (slots_RS[rank] >= 0).sum() < min(wanted, slots_RS.shape[1]):
-        copies = np.bincount(slots_RS[slots_RS >= 0])
-        filled_R = (slots_RS >= 0).sum(axis=1)
-        own = set(slots_RS[rank].tolist())
-        candidates = [
-            (int(copies[expert]), -int(filled_R[other]), -int(expert), other)
-            for other in range(len(slots_RS))
-            for expert in slots_RS[other].tolist()
-            if expert >= 0 and expert not in own
-        ]
-        if not candidates:
-            return
-        expert = -min(candidates)[2]
-        slots_RS[rank, int(np.flatnonzero(slots_RS[rank] < 0)[0])] = expert
-
-
-def _shed(slots_RS: npt.NDArray[np.int32], serving_slots: int) -> None:
-    """Ranks over `serving_slots` give up copies that exist elsewhere, the highest slot first."""
-    for rank in range(len(slots_RS)):
-        for slot in range(slots_RS.shape[1] - 1, -1, -1):
-            expert = slots_RS[rank, slot]
-            if (slots_RS[rank] >= 0).sum() <= serving_slots:
-                break
-            if expert >= 0 and (slots_RS == expert).sum() > 1:
-                slots_RS[rank, slot] = -1
+def _cover(work: Repair) -> None:
+    uncovered = work.cover()
+    if uncovered:
+        raise InsufficientSlots(
+            f"{work.num_ranks} ranks × {work.num_slots} slots cannot hold {work.num_experts} "
+            f"experts: {len(uncovered)} (layer, expert) pairs have no slot, first {uncovered[:3]}",
+            uncovered,
+        )

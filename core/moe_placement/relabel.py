@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from moe_api.plan import SlotsLRS
+from moe_api.plan import FractionsLRS, SlotsLRS
 from moe_placement.assignment import Weights, assign
 from moe_placement.capacity import DomainsR, SlotsR, SpeedsR
 from moe_placement.placement import Placement
@@ -55,7 +55,8 @@ def relabel(
     moved = Placement(
         target.slots_LRS[layers, content_LR], target.fractions_LRS[layers, content_LR]
     )
-    return _in_their_slots(moved, current_LRS)
+    slots_LRS = in_their_slots(moved.slots_LRS, current_LRS)
+    return Placement(slots_LRS, _along(moved, slots_LRS))
 
 
 def _best_ranks(
@@ -124,33 +125,30 @@ def _by_expert(slots_LNS: SlotsLRS, num_experts: int) -> tuple[Ints, Ints]:
     return expert_M[order_M], rank_M[order_M]
 
 
-def _in_their_slots(target: Placement, current_LRS: SlotsLRS) -> Placement:
-    """Experts where their rank holds them already; the others in the lowest slots left."""
-    num_layers, num_ranks, width = target.slots_LRS.shape
-    wide_LRS = np.full((num_layers, num_ranks, max(width, current_LRS.shape[2])), -1, np.int32)
-    fractions_LRS = np.zeros(wide_LRS.shape)
-    same_LRSS = (target.slots_LRS[:, :, :, None] == current_LRS[:, :, None, :]) & (
-        target.slots_LRS >= 0
-    )[:, :, :, None]
+def in_their_slots(slots_LRS: SlotsLRS, current_LRS: SlotsLRS) -> SlotsLRS:
+    """The same experts on each rank: those it holds now where they are, the others in the lowest
+    slots left. As wide as the wider of the two."""
+    width = max(slots_LRS.shape[2], current_LRS.shape[2])
+    out_LRS = np.full((*slots_LRS.shape[:2], width), -1, dtype=np.int32)
+    same_LRSS = (slots_LRS[:, :, :, None] == current_LRS[:, :, None, :]) & (slots_LRS >= 0)[
+        :, :, :, None
+    ]
     stays_LRS = same_LRSS.any(axis=3)
-    slot_LRS = np.where(stays_LRS, same_LRSS.argmax(axis=3), 0)
     at = np.nonzero(stays_LRS)
-    _put(target, wide_LRS, fractions_LRS, at, slot_LRS[at])
-    free_LRS = np.argsort(wide_LRS >= 0, axis=2, kind="stable")
-    comes_LRS = (target.slots_LRS >= 0) & ~stays_LRS
+    out_LRS[at[0], at[1], same_LRSS.argmax(axis=3)[at]] = slots_LRS[at]
+    free_LRS = np.argsort(out_LRS >= 0, axis=2, kind="stable")
+    comes_LRS = (slots_LRS >= 0) & ~stays_LRS
     nth_LRS = np.cumsum(comes_LRS, axis=2) - 1
     at = np.nonzero(comes_LRS)
-    _put(target, wide_LRS, fractions_LRS, at, free_LRS[at[0], at[1], nth_LRS[at]])
-    return Placement(wide_LRS, fractions_LRS)
+    out_LRS[at[0], at[1], free_LRS[at[0], at[1], nth_LRS[at]]] = slots_LRS[at]
+    return out_LRS
 
 
-def _put(
-    target: Placement,
-    slots_LRS: SlotsLRS,
-    fractions_LRS: npt.NDArray[np.float64],
-    at: tuple[npt.NDArray[np.intp], ...],
-    slot_M: Ints,
-) -> None:
-    to = (at[0], at[1], slot_M)
-    slots_LRS[to] = target.slots_LRS[at]
-    fractions_LRS[to] = target.fractions_LRS[at]
+def _along(placement: Placement, slots_LRS: SlotsLRS) -> FractionsLRS:
+    """Fractions of the same experts on each rank, in the order of `slots_LRS`."""
+    fractions_LRS = np.zeros(slots_LRS.shape)
+    for slot in range(placement.slots_LRS.shape[2]):
+        same_LRS = slots_LRS == placement.slots_LRS[:, :, slot, None]
+        same_LRS &= slots_LRS >= 0
+        fractions_LRS += same_LRS * placement.fractions_LRS[:, :, slot, None]
+    return fractions_LRS
