@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, vstack
 
-from moe_placement import crossing, dispatch
+from moe_placement import crossing, dispatch, relief
 from moe_placement.capacity import Capacity
 from moe_placement.placement import Placement, faults
 from moe_placement.score import rank_loads
@@ -139,3 +139,40 @@ def test_a_layer_does_not_depend_on_the_others() -> None:
             loads[layer : layer + 1], slots[layer : layer + 1], speeds, domains
         )
         assert np.allclose(both[layer], alone[0], atol=1e-9)
+
+
+def test_many_copies_and_domains_cross_as_little_as_a_linear_program() -> None:
+    """Dense cases, in which a token sent abroad for one rank comes home again for another."""
+    rng = np.random.default_rng(61)
+    num_ranks, num_experts, num_layers = 6, 6, 150
+    domains, speeds = np.arange(num_ranks) % 3, np.ones(num_ranks)
+    slots = np.full((num_layers, num_ranks, num_experts), -1, dtype=np.int32)
+    for layer in range(num_layers):
+        for expert in range(num_experts):
+            on = rng.permutation(num_ranks)[: rng.integers(2, 5)]
+            slots[layer, on, expert] = expert
+    loads = rng.lognormal(0, 1.5, (num_layers, num_experts, 3))
+    load = loads.sum(axis=2)
+    best = rank_loads(slots, best_fractions(load, slots, speeds), load).max(axis=1)
+    fractions = crossing.least_crossing(loads, slots, speeds, domains, slack=0.1)
+    share = dispatch.crossing_share(slots, fractions, domains, loads)
+    least = [
+        _least(loads[layer], slots[layer], speeds, domains, 1.1 * best[layer])
+        for layer in range(num_layers)
+    ]
+    assert share == pytest.approx(least, abs=1e-5)
+
+
+def test_a_search_cut_short_keeps_the_balance(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    slots = np.stack([rng.permutation(48) % 24 for _ in range(4)]).reshape(4, 16, 3)
+    slots = slots.astype(np.int32)
+    loads = rng.lognormal(0, 1.5, (4, 24, 4))
+    domains, speeds = np.arange(16) // 4, np.ones(16)
+    load = loads.sum(axis=2)
+    best = rank_loads(slots, best_fractions(load, slots, speeds), load).max(axis=1)
+    whole = crossing.least_crossing(loads, slots, speeds, domains)
+    monkeypatch.setattr(relief, "MAX_ROUNDS", 1)
+    short = crossing.least_crossing(loads, slots, speeds, domains)
+    assert not np.allclose(short, whole)
+    assert (rank_loads(slots, short, load).max(axis=1) <= best * (1.02 + 1e-6)).all()

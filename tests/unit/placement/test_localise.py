@@ -103,7 +103,8 @@ def test_a_hot_expert_gets_a_copy_in_each_domain_and_others_a_home() -> None:
         load, np.full(4, 2), np.ones(4), np.array([0, 0, 1, 1]), CopyLimits()
     )
     hot = slots[0] == 0
-    assert hot[:2].any() and hot[2:].any()
+    assert hot[:2].any()
+    assert hot[2:].any()
     loads = dispatch.source_loads(load, np.array([0, 0, 1, 1]))
     # The others have one copy each, so half of their tokens cross; of the hot one none.
     assert dispatch.crossing_share(slots, fractions, np.array([0, 0, 1, 1]), loads) == (
@@ -127,7 +128,8 @@ def test_one_domain_is_planned_without_domains() -> None:
     arguments = (np.full(5, 3), np.ones(5))
     mine = localise.plan(load, *arguments, np.zeros(5, dtype=np.int64), CopyLimits())
     blind = full_fractions.plan(load, *arguments, CopyLimits())
-    assert np.array_equal(mine[0], blind[0]) and np.array_equal(mine[1], blind[1])
+    assert np.array_equal(mine[0], blind[0])
+    assert np.array_equal(mine[1], blind[1])
 
 
 def test_groups_of_experts_stay_in_one_domain_where_balance_allows_it() -> None:

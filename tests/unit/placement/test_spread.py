@@ -125,7 +125,8 @@ def test_a_copy_takes_a_free_slot_before_anything_else_moves() -> None:
         np.array([0, 0, 1]), 2,
     )  # fmt: skip
     assert moved.tolist() == [[[-1, 1], [0, -1], [2, 0]]]
-    assert shares[0, 2, 1] == pytest.approx(0.4) and shares[0, 0, 0] == 0
+    assert shares[0, 2, 1] == pytest.approx(0.4)
+    assert shares[0, 0, 0] == 0
 
 
 def test_what_cannot_be_spread_is_told() -> None:
