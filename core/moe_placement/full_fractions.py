@@ -10,12 +10,14 @@ Shapes: L layers, E logical experts, R ranks, S slots a rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from moe_api.plan import FractionsLRS, SlotsLRS
-from moe_placement import blocks, extra_copies, groups
+from moe_placement import blocks, extra_copies, full_even, groups, polish
 from moe_placement.bound import BoundL, GapL, gap, lower_bound
 from moe_placement.capacity import SlotsR, SpeedsR
 from moe_placement.carry import Filled
@@ -26,8 +28,6 @@ from moe_placement.split import best_fractions
 
 GOAL = 1e-4
 """Gap to the bound at which a layer is done."""
-ANY = 1e300
-"""Gap of a layer that is done with whatever keeps to the limits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +43,9 @@ class _Layers:
     @property
     def num_experts(self) -> int:
         return int(self.load_LE.shape[1])
+
+
+Attempt = Callable[[_Layers], tuple[SlotsLRS, FractionsLRS]]
 
 
 def plan(
@@ -64,75 +67,94 @@ def plan(
         np.minimum(slots_R[used_R], num_experts),
         speeds_R[used_R],
         copies,
-        lower_bound(load_LE, slots_R, speeds_R, copies.max_copies),
+        lower_bound(load_LE, slots_R, speeds_R, copies.max_copies, copies.min_copies),
     )
     dims = (num_layers, len(slots_R), int(slots_R.max()))
     slots_LRS, fractions_LRS = np.full(dims, -1, dtype=np.int32), np.zeros(dims)
     gap_L = np.full(num_layers, np.inf)
-    for attempt, goal in ATTEMPTS:
-        todo_L = np.flatnonzero(gap_L > goal)
+    for attempt in _attempts(layers):
+        todo_L = np.flatnonzero(gap_L > GOAL)
+        if not len(todo_L):
+            break
         rest = replace(layers, load_LE=load_LE[todo_L], bound_L=layers.bound_L[todo_L])
-        found = attempt(rest) if len(todo_L) else None
-        if found is None:
-            continue
+        found = attempt(rest)
         found_L = _gap(rest, *found)
         better = found_L < gap_L[todo_L]
         gap_L[todo_L[better]] = found_L[better]
         at = np.ix_(todo_L[better], used_R, np.arange(found[0].shape[2]))
         slots_LRS[at], fractions_LRS[at] = found[0][better], found[1][better]
+    assert np.isfinite(gap_L).all(), "full_even keeps to limits that were checked"
+    todo_L = np.flatnonzero(gap_L > GOAL)
+    if len(todo_L) and polish.affordable(num_experts, layers.slots_R):
+        at = np.ix_(todo_L, used_R, np.arange(int(layers.slots_R.max())))
+        slots_LRS[at], fractions_LRS[at] = polish.polish(
+            load_LE[todo_L],
+            slots_LRS[at],
+            layers.slots_R,
+            layers.speeds_R,
+            copies,
+            layers.bound_L[todo_L] * (1 + GOAL),
+        )
     return slots_LRS, fractions_LRS
 
 
-def _linked(layers: _Layers, hasty_first: bool = False) -> tuple[SlotsLRS, FractionsLRS] | None:
+def _attempts(layers: _Layers) -> Iterator[Attempt]:
+    """What to try, best first, each for the layers that are not done.
+
+    Fewer links between ranks leave more slots for copies that must be, and make fewer copies where
+    these must not be.
+    """
+    links = min(int(layers.slots_R.sum()) - layers.num_experts, len(layers.slots_R) - 1)
+    limited = layers.copies != CopyLimits()
+    if layers.copies.max_copies == 1:
+        links = 0
+    if links == len(layers.slots_R) - 1:
+        yield _linked
+        yield partial(_linked, hasty_first=True)
+    while links > 0:
+        yield partial(_grouped, links=links)
+        links = links // 2 if limited else 0
+    yield partial(_grouped, links=0)
+    yield _even
+
+
+def _linked(layers: _Layers, hasty_first: bool = False) -> tuple[SlotsLRS, FractionsLRS]:
     """All ranks linked by experts they share: exact where the slots suffice."""
-    slots_R = _proportional(layers)
-    if slots_R is None or layers.copies.max_copies == 1:
-        return None
+    slots_R = _portion(layers, layers.num_experts + len(layers.slots_R) - 1)
     filled = blocks.fill(layers.load_LE, slots_R, layers.speeds_R, hasty_first=hasty_first)
     return _finished(layers, filled)
 
 
-def _linked_hasty_first(layers: _Layers) -> tuple[SlotsLRS, FractionsLRS] | None:
-    return _linked(layers, hasty_first=True)
+def _grouped(layers: _Layers, links: int) -> tuple[SlotsLRS, FractionsLRS]:
+    """Ranks linked by so many copies only."""
+    slots_R = _portion(layers, layers.num_experts + links) if links else layers.slots_R
+    filled = groups.fill(layers.load_LE, slots_R, layers.speeds_R, layers.bound_L, links)
+    return _finished(layers, filled)
 
 
-def _grouped(layers: _Layers) -> tuple[SlotsLRS, FractionsLRS] | None:
-    """Ranks linked as far as slots go round."""
-    single = layers.copies.max_copies == 1
-    return _finished(
-        layers,
-        groups.fill(layers.load_LE, layers.slots_R, layers.speeds_R, layers.bound_L, single=single),
-    )
-
-
-def _spread(layers: _Layers) -> tuple[SlotsLRS, FractionsLRS] | None:
-    """Copies dealt out as the limits ask for, whatever the load: always valid."""
-    empty_LRS = np.full(
-        (len(layers.load_LE), len(layers.slots_R), int(layers.slots_R.max())), -1, dtype=np.int32
-    )
-    slots_LRS = extra_copies.add(layers.load_LE, empty_LRS, layers.slots_R, layers.copies)
+def _even(layers: _Layers) -> tuple[SlotsLRS, FractionsLRS]:
+    """The placement for an even split, with better fractions."""
+    slots_LRS = full_even.plan(layers.load_LE, layers.slots_R, layers.speeds_R, layers.copies)
     return slots_LRS, best_fractions(layers.load_LE, slots_LRS, layers.speeds_R)
 
 
-def _proportional(layers: _Layers) -> SlotsR | None:
-    """Slots of each rank for one linked placement: in proportion to its speed, as the theorem in
-    `carry` asks for, and no more than needed, so that the free ones are spread; None = too few."""
-    most_R = layers.slots_R - 1
-    wanted = layers.num_experts - 1
-    if most_R.sum() < wanted:
-        return None
+def _portion(layers: _Layers, wanted: int) -> SlotsR:
+    """Slots of each rank to use when `wanted` are, or a few more so that ranks stay alike: each
+    one, and the others in proportion to its speed (see the theorem in `carry`). The rest is spread
+    so over all ranks."""
+    more_R, more = layers.slots_R - 1, wanted - len(layers.slots_R)
     part_R = layers.speeds_R / layers.speeds_R.sum()
-    low, high = wanted, int(np.ceil(wanted / part_R.min())) + 1
+    low, high = 0, int(np.ceil((more + 1) / part_R.min()))
     while low < high:
         middle = (low + high) // 2
-        enough = np.minimum(np.ceil(middle * part_R - 1e-9), most_R).sum() >= wanted
+        enough = np.minimum(np.ceil(middle * part_R - 1e-9), more_R).sum() >= more
         low, high = (low, middle) if enough else (middle + 1, high)
-    return np.asarray(1 + np.minimum(np.ceil(low * part_R - 1e-9), most_R), dtype=np.int64)
+    return np.asarray(1 + np.minimum(np.ceil(low * part_R - 1e-9), more_R), dtype=np.int64)
 
 
 def _finished(layers: _Layers, filled: Filled) -> tuple[SlotsLRS, FractionsLRS]:
-    """Fractions from tokens, and free slots used; where tokens found no slot the best split of
-    what is placed, with the experts left over in free slots."""
+    """Fractions from tokens, and free slots used; where that isn't level, or experts were left
+    over, the best split with the copies that were added."""
     num_layers, num_experts = layers.load_LE.shape
     dims = (num_layers, len(layers.slots_R), int(layers.slots_R.max()))
     slots_LRS, fractions_LRS = np.full(dims, -1, dtype=np.int32), np.zeros(dims)
@@ -141,13 +163,16 @@ def _finished(layers: _Layers, filled: Filled) -> tuple[SlotsLRS, FractionsLRS]:
     at = np.nonzero(slots_LRS >= 0)
     expert, tokens = at[0] * num_experts + slots_LRS[at], filled.tokens_NRS[at]
     fractions_LRS[at] = tokens / np.bincount(expert, tokens)[expert]
-    slots_LRS = extra_copies.add(layers.load_LE, slots_LRS, layers.slots_R, layers.copies)
-    partly_L = np.flatnonzero(~filled.whole_N)
-    if len(partly_L):
-        fractions_LRS[partly_L] = best_fractions(
-            layers.load_LE[partly_L], slots_LRS[partly_L], layers.speeds_R
+    added_LRS = extra_copies.add(layers.load_LE, slots_LRS, layers.slots_R, layers.copies)
+    loads_LR = rank_loads(slots_LRS, fractions_LRS, layers.load_LE)
+    uneven_L = gap(loads_LR, layers.speeds_R, layers.bound_L) > GOAL
+    added_L = (added_LRS != slots_LRS).any(axis=(1, 2))
+    todo_L = np.flatnonzero(~filled.whole_N | (uneven_L & added_L))
+    if len(todo_L):
+        fractions_LRS[todo_L] = best_fractions(
+            layers.load_LE[todo_L], added_LRS[todo_L], layers.speeds_R, fractions_LRS[todo_L]
         )
-    return slots_LRS, fractions_LRS
+    return added_LRS, fractions_LRS
 
 
 def _gap(layers: _Layers, slots_LRS: SlotsLRS, fractions_LRS: FractionsLRS) -> GapL:
@@ -157,6 +182,3 @@ def _gap(layers: _Layers, slots_LRS: SlotsLRS, fractions_LRS: FractionsLRS) -> G
     most = layers.copies.most(len(layers.slots_R))
     kept_L = ((copies_LE >= layers.copies.min_copies) & (copies_LE <= most)).all(axis=1)
     return np.where(kept_L, gap(loads_LR, layers.speeds_R, layers.bound_L), np.inf)
-
-
-ATTEMPTS = ((_linked, GOAL), (_linked_hasty_first, GOAL), (_grouped, GOAL), (_spread, ANY))

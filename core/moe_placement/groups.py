@@ -27,20 +27,18 @@ GOAL = 1e-6
 """Exchanges end where the largest load is this close to the bound."""
 
 
-def fill(
-    load_LE: Floats, slots_R: Ints, speeds_R: Floats, bound_L: Floats, *, single: bool = False
-) -> Filled:
+def fill(load_LE: Floats, slots_R: Ints, speeds_R: Floats, bound_L: Floats, links: int) -> Filled:
     """Fills the ranks of each layer.
 
     Args:
         slots_R: 1 or more.
         bound_L: a largest load ÷ speed that would do.
-        single: one copy of each expert, whatever the room.
+        links: copies to link ranks with, beside one of each expert; there is room for them, and
+            they are fewer than ranks.
     """
-    num_experts, num_ranks = load_LE.shape[1], len(slots_R)
-    links = 0 if single else min(int(slots_R.sum()) - num_experts, num_ranks - 1)
+    num_ranks = len(slots_R)
     size_LG = _sizes(load_LE, num_ranks, links, bound_L / speeds_R.mean())
-    rank_LGQ = _seat(size_LG, np.argsort(-(slots_R * len(slots_R)) - speeds_R, kind="stable"))
+    rank_LGQ = _seat(size_LG, np.argsort(-(slots_R * num_ranks) - speeds_R, kind="stable"))
     exists_LGQ = rank_LGQ >= 0
     room_LG = np.where(exists_LGQ, slots_R[rank_LGQ] - 1, 0).sum(axis=2) + 1
     speed_LG = np.where(exists_LGQ, speeds_R[rank_LGQ], 0.0).sum(axis=2)
