@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import placement_loads
 from moe_placement import blocks, carry, groups
 from moe_placement.carry import Filled
 
@@ -115,6 +116,15 @@ def test_blocks_share_one_expert_each(
     assert_exact(filled, load, slots_R, shares_R)
     copies = (filled.slots_NRS >= 0).sum(axis=(1, 2))
     assert (copies <= num_experts + num_ranks - 1).all(), "one cut a rank at most"
+
+
+@pytest.mark.parametrize("kind", ["zipf0.6", "hotdomain"])
+@pytest.mark.parametrize("slots", [(5, 5, 5, 5), (4, 6, 4, 6)])
+def test_blocks_hold_ranks_that_are_alike(slots: tuple[int, ...], kind: str) -> None:
+    """With ranks mixed in a block, or the hasty ones first, the last ranks get stuck."""
+    load = placement_loads.make_load("b", kind)
+    slots_R, shares_R = np.tile(slots, 8), np.tile([0.7, 1.0, 1.0, 1.0], 8)
+    assert_exact(blocks.fill(load, slots_R, shares_R), load, slots_R, shares_R)
 
 
 @settings(deadline=None, max_examples=80)
