@@ -47,6 +47,8 @@ def whole(
     repair.drop_above_slots()
     repair.cover()
     repair.raise_to_limit()
+    if np.array_equal(repair.slots_LRS, slots_LRS):
+        return repair.slots_LRS
     return in_their_slots(repair.slots_LRS, slots_LRS)
 
 

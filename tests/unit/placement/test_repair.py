@@ -92,6 +92,12 @@ def test_a_cold_copy_gives_way_before_a_hot_one() -> None:
     assert copies(again, 5).tolist() == [[2, 1, 1, 1, 1]]
 
 
+def test_of_copies_that_others_can_stand_in_for_the_coldest_gives_way() -> None:
+    slots = np.array([[[0, 1], [0, 2], [1, 3], [4, 5]]], dtype=np.int32)
+    again = whole([0.5, 0.4, 0.3, 0.6, 2.0, 0.0, 0.05], slots, [2] * 4)
+    assert again.tolist() == [[[0, 1], [0, 2], [6, 3], [4, 5]]]
+
+
 def test_a_free_slot_is_taken_before_a_copy_gives_way() -> None:
     slots = np.array([[[0, 1, -1], [0, 1, -1]]], dtype=np.int32)
     again = whole([5.0, 5.0, 1.0], slots, [3, 3])
