@@ -50,7 +50,7 @@ def choose(
     needed_LE = _needed(load_LED, topology, level_L, min_copies, max_copies)
     room = int(topology.slots_D.sum())
     extra_L = room - needed_LE.sum(axis=1)
-    counts_LED = _worthwhile(load_LED, carry_LD, needed_LE, topology, extra_L, max_copies)
+    counts_LED = _worthwhile(load_LED, carry_LD, needed_LE, topology, level_L, extra_L, max_copies)
     _settle(counts_LED, load_LED, needed_LE, topology, carry_LD, level_L, worth_LED)
     _fill(counts_LED, load_LED, topology, carry_LD, level_L, max_copies)
     return counts_LED
@@ -93,6 +93,7 @@ def _worthwhile(
     carry_LD: Floats,
     needed_LE: Ints,
     topology: Topology,
+    level_L: Floats,
     extra_L: Ints,
     max_copies: int,
 ) -> CountsLED:
@@ -105,7 +106,7 @@ def _worthwhile(
     taken_LEN = taken_LX.reshape(saved_LEN.shape)
     taken_LEN |= ~beyond_LEN & taken_LEN.any(axis=2, keepdims=True)
     # A domain takes no more than it has slots, nor tokens than its ranks can: what saves most.
-    full_LD = topology.ranks_D * carry_LD
+    full_LD = level_L[:, None] * topology.speeds_D
     for domain, num_slots in enumerate(topology.slots_D):
         here_LX = (taken_LEN & (domain_LEN == domain)).reshape(num_layers, -1)
         saved_LX = np.where(here_LX, saved_LEN.reshape(num_layers, -1), 0.0)

@@ -194,11 +194,9 @@ class _Flow:
     def _roots(self, into_X: Ints, from_X: Ints) -> Ints:
         """The rank at which the chain to each rank starts."""
         root_X = np.where(into_X >= 0, self.rank_N[from_X], np.arange(len(into_X)))
-        while True:
-            next_X = root_X[root_X]
-            if np.array_equal(next_X, root_X):
-                return root_X
-            root_X = next_X
+        for _ in range(len(into_X).bit_length()):
+            root_X = root_X[root_X]
+        return root_X
 
     def _needed(self, end_E: Ints, root_E: Ints) -> Ints:
         """The ends with most room that suffice for what their root has too much, by layer."""

@@ -66,13 +66,14 @@ def spread(
     slots_LRS, fractions_LRS = slots_LRS.copy(), fractions_LRS.copy()
     num_domains = len(np.unique(domains_R))
     hopeless_LE = np.zeros((len(slots_LRS), int(slots_LRS.max(initial=0)) + 1), dtype=np.bool_)
-    while True:
+    # A change brings an expert into one more domain, and before the next each may be tried once.
+    for _ in range((slots_LRS[0].size + 1) * (hopeless_LE.shape[1] + 1)):
         counts_LED = _counts(slots_LRS, domains_R)
         have_LE, wanted_LE = _have_and_want(counts_LED, min_domains, num_domains)
         short_LE = (have_LE < wanted_LE) & ~hopeless_LE
         layer_B = np.flatnonzero(short_LE.any(axis=1))
         if not len(layer_B):
-            return slots_LRS, fractions_LRS
+            break
         load_BE = load_LE[layer_B, : short_LE.shape[1]]
         expert_B = np.argmax(np.where(short_LE[layer_B], load_BE, -1.0), axis=1)
         allowed_BCN, from_BC = _allowed(
@@ -93,6 +94,7 @@ def spread(
         # What was not possible may be so after a change in the layer.
         hopeless_LE[layer_B[done_B]] = False
         hopeless_LE[layer_B[~done_B], expert_B[~done_B]] = True
+    return slots_LRS, fractions_LRS
 
 
 def _counts(slots_LRS: SlotsLRS, domains_R: DomainsR) -> Ints:
