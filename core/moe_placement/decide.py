@@ -195,11 +195,15 @@ def _too_little(sight: Sight, figures: Figures) -> str | None:
         f"imbalance {figures.imbalance_now:.3f}, a plan would reach "
         f"{figures.imbalance_predicted:.3f}"
     )
-    if figures.gain - sight.chance >= sight.policy.min_gain:
-        return None
-    less = f", less {sight.chance:.1%} that chance makes of so few tokens," if sight.chance else ""
-    minimum = f"{sight.policy.min_gain_percent:g} %"
-    return f"gain {figures.gain:.1%}{less} is below minGainPercent {minimum}: {tells}"
+    minimum = sight.policy.min_gain_percent
+    if figures.gain < sight.policy.min_gain:
+        return f"gain {figures.gain:.1%} is below minGainPercent {minimum:g} %: {tells}"
+    if figures.gain <= sight.chance:
+        return (
+            f"gain {figures.gain:.1%} is no more than chance makes of so few tokens "
+            f"({sight.chance:.1%}): {tells}"
+        )
+    return None
 
 
 def _worth_seconds(sight: Sight, one: Prospect) -> float:

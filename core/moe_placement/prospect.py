@@ -26,8 +26,8 @@ from moe_placement.under_way import Walk
 from moe_placement.window import noise
 
 CHANCE_PART = 0.5
-"""Of that noise; forecasts count more than one window's tokens. Asking for all of it moves no less
-on recorded windows, and later."""
+"""Of that noise; forecasts count more than one window's tokens. Asking for all of it balances worse
+on recorded windows and moves no less."""
 
 
 @dataclass(frozen=True)

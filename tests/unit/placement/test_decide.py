@@ -23,7 +23,7 @@ from tests.support.walk_judge import judge_wave
 AUTO = Policy(Mode.AUTO, serving_slots=3, min_gain_percent=5, cooldown_seconds=60,
               max_moves_per_round=64)  # fmt: skip
 SKEWED = np.array([[7000.0, 1000.0, 1000.0, 1000.0]])
-FEW = np.array([[40.0, 30, 25, 25]])
+FEW = np.array([[4.0, 3, 2.5, 2.5]])
 
 
 def blocks(num_experts: int = 4, num_ranks: int = 2, num_slots: int = 4) -> Placement:
@@ -85,7 +85,7 @@ def test_a_skewed_load_is_told_with_numbers_and_walked_to_its_end() -> None:
         ({}, SKEWED * 0, Walk(), "Skipped", "NoTraffic", "too few tokens"),
         ({"mode": Mode.RECOMMEND}, SKEWED, Walk(), "Recommended", "AboveTarget", "1.600 →"),
         ({"min_gain_percent": 90}, SKEWED, Walk(), "Skipped", "GainBelowMinimum", "90 %"),
-        ({}, FEW, Walk(), "Skipped", "GainBelowMinimum", "that chance makes of so few tokens"),
+        ({}, FEW, Walk(), "Skipped", "GainBelowMinimum", "no more than chance makes"),
         ({}, SKEWED * 0 + 2500, Walk(), "Skipped", "WithinTarget", "imbalance 1.000"),
         ({}, SKEWED, Walk(None, 990), "Deferred", "Cooldown", "cooldown 50 s more"),
         ({}, SKEWED, Walk(None, 930), "Applied", "AboveTarget", "moves"),
