@@ -21,7 +21,14 @@ def resplit(slots_LRS: SlotsLRS, load_LE: LoadLE | None) -> Placement:
     Args:
         slots_LRS: complete, every expert has a slot.
     """
-    num_layers, num_ranks, _ = slots_LRS.shape
-    if load_LE is None or load_LE.shape != (num_layers, int(slots_LRS.max()) + 1):
+    known_LE = fitting(load_LE, slots_LRS)
+    if known_LE is None:
         return Placement.even(slots_LRS)
-    return Placement(slots_LRS, best_fractions(load_LE, slots_LRS, np.ones(num_ranks)))
+    speeds_R = np.ones(slots_LRS.shape[1])
+    return Placement(slots_LRS, best_fractions(known_LE, slots_LRS, speeds_R))
+
+
+def fitting(load_LE: LoadLE | None, slots_LRS: SlotsLRS) -> LoadLE | None:
+    """The load, if it has the placement's layers and experts."""
+    shape = (len(slots_LRS), int(slots_LRS.max()) + 1)
+    return load_LE if load_LE is not None and load_LE.shape == shape else None

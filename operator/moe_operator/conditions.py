@@ -199,7 +199,7 @@ def _balanced_group(group: Rebalance) -> Truth | None:
             return Truth("Unknown", Reason.NO_TRAFFIC, decision.message)
         case "NoMetrics":
             return Truth("Unknown", Reason.NO_METRICS, decision.message)
-        case "WalkContinues" | "Evacuation" | "NearDispatch":
+        case "WalkContinues" | "Evacuation" | "CopyLimits" | "NearDispatch":
             return None
         case _:
             return Truth("False", Reason.ABOVE_TARGET, decision.message)

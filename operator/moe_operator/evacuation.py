@@ -20,7 +20,7 @@ from moe_operator.members import MemberState, MemberView
 from moe_placement import membership, waves
 from moe_placement.capacity import FlagsR
 from moe_placement.placement import Placement, holders, received
-from moe_placement.resplit import resplit
+from moe_placement.resplit import fitting, resplit
 from moe_placement.score import LoadLE
 from moe_placement.waves import Limits
 
@@ -68,10 +68,13 @@ def evacuate(
     open_R = ~_flags(ranks, slots_LRS.shape[1])
     if not (slots_LRS[:, ~open_R] >= 0).any():
         return None
-    staying = np.flatnonzero(open_R)
-    target_LRS = np.full_like(slots_LRS, -1)
-    num_experts = int(slots_LRS.max()) + 1
-    target_LRS[:, staying] = membership.repair(slots_LRS, staying.tolist(), num_experts)
+    target_LRS = membership.evacuate(
+        slots_LRS,
+        ranks,
+        int(slots_LRS.max()) + 1,
+        load_LE=fitting(load_LE, slots_LRS),
+        max_moves=0,  # balance among those that stay is a matter of its own
+    )
     wave_LRS = waves.next_wave(slots_LRS, target_LRS, replace(limits, open_R=open_R))
     wave = None if wave_LRS is None else _relieved(wave_LRS, open_R, load_LE)
     return Evacuation(wave, received(slots_LRS, target_LRS))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from moe_api.plan import GroupPlan
 from moe_operator import allowance, evacuation, nearby, plans, records
 from moe_operator.balance import Balance, Trip, peaks
+from moe_operator.copy_counts import recount
 from moe_operator.desired import Desired
 from moe_operator.members import MemberView
 from moe_operator.plans import Placed
@@ -23,7 +24,8 @@ from moe_placement.decide import Decision, Mode, Verdict, decide
 from moe_placement.initial import InsufficientSlots
 from moe_placement.placement import Placement
 
-EVACUATION, NEAR_DISPATCH, NO_METRICS = "Evacuation", "NearDispatch", "NoMetrics"
+EVACUATION, COPY_LIMITS = "Evacuation", "CopyLimits"
+NEAR_DISPATCH, NO_METRICS = "NearDispatch", "NoMetrics"
 """Reasons beside those of `moe_placement.trigger`."""
 
 
@@ -72,20 +74,48 @@ def evacuated(step: Step, leaving: Sequence[int]) -> Step:
         found = evacuation.evacuate(step.current.placement, leaving, balance.known_LE, most)
     except InsufficientSlots:  # `disruption.interrupted` tells
         return step
-    trip = balance.trip if balance.trip and balance.trip.reason == EVACUATION else None
-    if found is None or found.wave is None:
-        if found is None and trip is not None:
-            balance = replace(balance, trip=replace(trip, arrived=True))
-        return replace(step, balance=balance)
+    if found is None:
+        return _done(step, EVACUATION)
     ids = ", ".join(str(members[rank].member.id) for rank in leaving)
     message = f"member {ids} is about to go: {found.moves} experts move to others"
-    wave = step.toward(found.wave, None)
-    if trip is None or trip.arrived:
-        trip = Trip(step.started, EVACUATION, None, found.moves, message, wave.generation, 0)
-    walk = balance.walk.stopped()
-    balance = replace(balance, walk=walk, trip=replace(trip, newest_epoch=wave.epoch))
-    decision = Decision(Verdict.APPLIED, EVACUATION, message, walk=walk)
+    return _must(step, EVACUATION, message, found.wave, found.moves)
+
+
+def recounted(step: Step, leaving: Sequence[int]) -> Step:
+    """Toward as many copies of each expert as asked for, whether or not that balances better."""
+    balance, placement = step.balance, step.current.placement
+    width = placement.slots_LRS.shape[2]
+    allowed = allowance.policy(step.wish, step.members, width, leaving, step.rules.spread)
+    if allowed.mode is not Mode.AUTO or balance.walk.leads_on(placement):
+        return step
+    most = allowance.wave_limits(step.wish, step.members)
+    found = recount(
+        placement, leaving, allowed.copies, allowed.serving_slots, balance.known_LE, most
+    )
+    if found is None:
+        return _done(step, COPY_LIMITS)
+    message = f"copies of experts are not as many as asked for: {found.moves} are to come"
+    return _must(step, COPY_LIMITS, message, found.wave, found.moves)
+
+
+def _must(step: Step, reason: str, message: str, placement: Placement | None, moves: int) -> Step:
+    """A wave that asks for no gain; a rebalance under way is given up for it."""
+    if placement is None:
+        return step
+    wave, trip, walk = step.toward(placement, None), step.balance.trip, step.balance.walk.stopped()
+    if trip is None or trip.reason != reason or trip.arrived:
+        trip = Trip(step.started, reason, None, moves, message, wave.generation, wave.epoch)
+    balance = replace(step.balance, walk=walk, trip=replace(trip, newest_epoch=wave.epoch))
+    decision = Decision(Verdict.APPLIED, reason, message, walk=walk)
     return replace(step, balance=balance, decision=decision, wave=wave)
+
+
+def _done(step: Step, reason: str) -> Step:
+    """Nothing is left to be done for this reason."""
+    trip = step.balance.trip
+    if trip is None or trip.reason != reason or trip.arrived:
+        return step
+    return replace(step, balance=replace(step.balance, trip=replace(trip, arrived=True)))
 
 
 def decided(step: Step, leaving: Sequence[int]) -> Step:

@@ -24,7 +24,7 @@ from moe_operator.context import Context
 from moe_operator.desired import Desired
 from moe_operator.groups import GroupOutcome
 from moe_operator.members import MemberState
-from moe_operator.next_wave import Step, decided, evacuated, sent_near
+from moe_operator.next_wave import Step, decided, evacuated, recounted, sent_near
 from moe_operator.plans import Placed
 from moe_operator.rules import Ages, GroupRules
 from moe_operator.timestamps import timestamp
@@ -91,6 +91,8 @@ def rebalance(ctx: Context, given: Given, outcome: GroupOutcome) -> Rebalance:
     if _ready(outcome):
         leaving = _leaving(given, outcome)
         step = evacuated(step, leaving)
+        if step.wave is None:
+            step = recounted(step, leaving)
         if step.wave is None:
             step = _look(ctx, outcome, step, leaving, given.token)
     if step.wave is not None:

@@ -115,6 +115,7 @@ def group_rules(
         model=model,
         slots_per_rank=slots,
         spare_slots=spec.experts.spare_slots_per_rank,
+        min_copies=spec.experts.min_replicas,
         limits=limits(wish),
         min_serving_ranks=spec.failure_policy.min_serving_ranks,
         max_restarts=spec.failure_policy.max_restarts,

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from moe_api.plan import GroupPlan, Member
 from moe_api.worker import WorkerPhase
 from moe_operator import plans
+from moe_operator.copy_counts import counted
 from moe_operator.members import MemberState, MemberView
 from moe_operator.pods import PodView
 from moe_operator.rules import Ages, GroupRules, GroupView
 from moe_placement import initial, membership
-from moe_placement.resplit import resplit
+from moe_placement.copy_limits import CopyLimits
+from moe_placement.resplit import fitting, resplit
 from moe_placement.score import LoadLE
 
 MEET_SECONDS = 60.0
@@ -76,14 +78,16 @@ def regroup(
 
 
 def _form(view: GroupView, rules: GroupRules) -> Regrouping:
-    """The first plan, once all wanted workers wait: contiguous blocks, no load is known."""
+    """The first plan, once all wanted workers wait: contiguous blocks and the copies asked for, no
+    load is known."""
     ready = {pod.member: pod for pod in _candidates(view, rules)}
     if rules.model is None or len(ready) < rules.width:
         return Regrouping()
     pods = [ready[member] for member in range(rules.width)]
-    slots = initial.contiguous(
+    blocks = initial.contiguous(
         rules.model.layers, rules.model.experts, rules.width, rules.slots_per_rank
     )
+    slots = counted(blocks, CopyLimits(rules.min_copies), rules.slots_per_rank - rules.spare_slots)
     plan = plans.first(
         rules.namespace,
         rules.deployment,
@@ -116,6 +120,8 @@ def _next(
         rows + [None] * len(newcomers),
         plans.num_experts(slots_LRS),
         slots_LRS.shape[2] - rules.spare_slots,
+        load_LE=fitting(load_LE, slots_LRS),
+        min_copies=rules.min_copies,
     )
     members = [_again(m, rules) for m in kept] + [_member(pod, rules) for pod in newcomers]
     after = _numbers_used(view)

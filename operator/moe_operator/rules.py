@@ -54,6 +54,8 @@ class GroupRules:
     slots_per_rank: int = 0
     """Serving and spare slots on each rank in each layer; 0 while there is no model."""
     spare_slots: int = 1
+    min_copies: int = 1
+    """Of each expert, where the slots allow it."""
     limits: PlanLimits = field(default_factory=PlanLimits)
     min_serving_ranks: int = 1
     max_restarts: int = 5

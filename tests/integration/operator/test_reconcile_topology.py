@@ -83,10 +83,21 @@ def test_copies_asked_for_are_there(world: World):
     world.create(**FOUR | {"experts": {"slotsPerRank": 4, "minReplicas": 2, "maxReplicas": 3}})
     world.converge(world.is_ready)
     assert world.condition("SpecHonoured") == ("True", "Complete")
+    assert world.status().placement.min_copies == 2, "from the first plan on"  # type: ignore[union-attr]
+    assert world.condition("ExpertsCovered") == ("True", "FullyCovered")
     under_traffic(world, lambda: world.condition("Balanced")[0] == "True" and plan(world).epoch > 1)
     for layer in plan(world).slots():
         copies = np.bincount(layer[layer >= 0], minlength=6)
         assert copies.min() >= 2
         assert copies.max() <= 3
-    assert world.status().placement.min_copies == 2  # type: ignore[union-attr]
-    assert world.condition("ExpertsCovered")[0] == "True"
+
+
+def test_copies_lost_with_a_rank_come_back_without_any_load(world: World):
+    world.create(**FOUR | {"experts": {"slotsPerRank": 4, "minReplicas": 2}})
+    world.converge(world.is_ready)
+    world.delete_pod(1)
+    world.converge(lambda: world.is_ready() and plan(world).epoch > 1)
+    world.converge(lambda: (world.status().placement or absent).min_copies == 2)
+    assert world.condition("ExpertsCovered") == ("True", "FullyCovered")
+    reasons = {d.reason for d in world.status().decisions}
+    assert reasons <= {"CopyLimits", "NoTraffic"}, "no load was looked at"

@@ -27,7 +27,8 @@ from moe_placement import membership, score
 from moe_placement.decide import Decision, Policy, Walk, decide
 from moe_placement.initial import InsufficientSlots, contiguous
 from moe_placement.placement import Placement
-from moe_placement.resplit import resplit
+from moe_placement.resplit import fitting, resplit
+from moe_placement.score import LoadLE
 from moe_placement.window import LoadWindow, ServedSince
 
 
@@ -110,7 +111,7 @@ class Director:
         ranks = [rank for rank, member in enumerate(plan.members) if member.id not in lost]
         names = ", ".join(str(member) for member in sorted(lost))
         try:
-            repaired = membership.repair(slots_LRS, ranks, experts)
+            repaired = membership.repair(slots_LRS, ranks, experts, load_LE=self._load(slots_LRS))
         except InsufficientSlots as error:
             self.event = f"rank {names} is lost; waiting for its replacement: {error}"
             newcomers = _waiting(plan, living)
@@ -132,6 +133,7 @@ class Director:
             [stayed.get(member) for member in ids],
             experts,
             self._rules.policy.serving_slots,
+            load_LE=self._load(slots_LRS),
         )
         members = [came[i] if i in came else plan.members[stayed[i]] for i in ids]
         names = ", ".join(map(str, sorted(came)))
@@ -139,7 +141,10 @@ class Director:
 
     def _split(self, slots_LRS: SlotsLRS) -> Placement:
         """A placement made without planning shares tokens by the load known last."""
-        return resplit(slots_LRS, self._window.load(slots_LRS.shape[1]))
+        return resplit(slots_LRS, self._load(slots_LRS))
+
+    def _load(self, slots_LRS: SlotsLRS) -> LoadLE | None:
+        return fitting(self._window.load(slots_LRS.shape[1]), slots_LRS)
 
     def _renew(self, members: Sequence[Member], placement: Placement, event: str) -> None:
         """A new generation."""
