@@ -35,7 +35,7 @@ MAX_EXPERTS = 16
 MAX_RANKS = 64
 MAX_VECTORS = 20_000
 """Numbers of copies to look at in a layer."""
-MAX_WORK = 10_000
+MAX_WORK = 6_000
 """Experts tried for ranks in a layer."""
 BETTER = 1e-9
 """A plan that gains less counts as equal."""

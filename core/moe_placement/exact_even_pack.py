@@ -37,6 +37,9 @@ class Packing:
 
     def __post_init__(self) -> None:
         self.order = sorted(range(len(self.share_E)), key=lambda e: (-self.share_E[e], e))
+        kinds = list(zip(self.slots_R, self.speeds_R, strict=True))
+        self.slots_left = [sum(self.slots_R[rank:]) for rank in range(len(kinds))]
+        self.alike_left = [len(set(kinds[rank:])) == 1 for rank in range(len(kinds))]
 
     def places(self, counts_E: Rest, level: float) -> list[list[int]] | None:
         """Experts of each rank with no load ÷ speed above `level`, or None if there is no way.
@@ -56,13 +59,12 @@ class Packing:
         if rank == len(self.slots_R):
             return [] if not any(rest) else None
         left = len(self.slots_R) - rank
-        if max(rest) > left or sum(rest) > sum(self.slots_R[rank:]) or (rank, rest) in self.dead:
+        if max(rest) > left or sum(rest) > self.slots_left[rank] or (rank, rest) in self.dead:
             return None
-        alike = len(set(zip(self.slots_R[rank:], self.speeds_R[rank:], strict=True))) == 1
         room = level * self.speeds_R[rank]
         must = [expert for expert in range(len(rest)) if rest[expert] == left]
-        for held in self._choices(rest, self.slots_R[rank], room, slack, alike):
-            if any(expert not in held for expert in must):
+        for held in self._choices(rest, rank, room, slack):
+            if must and any(expert not in held for expert in must):
                 continue
             unused = room - sum(self.share_E[expert] for expert in held)
             others = tuple(n - (e in held) for e, n in enumerate(rest))
@@ -72,14 +74,13 @@ class Packing:
         self.dead.add((rank, rest))
         return None
 
-    def _choices(
-        self, rest: Rest, slots: int, room: float, slack: float, largest_first: bool
-    ) -> Iterator[list[int]]:
+    def _choices(self, rest: Rest, rank: int, room: float, slack: float) -> Iterator[list[int]]:
         """Experts for one rank that fit and leave no more unused than the slack.
 
         Raises:
             Stopped: the work allowed ran out.
         """
+        slots = self.slots_R[rank]
         present = [expert for expert in self.order if rest[expert]]
 
         def extend(held: list[int], start: int, free: int, space: float) -> Iterator[list[int]]:
@@ -96,7 +97,7 @@ class Packing:
             if space <= slack:
                 yield held
 
-        if largest_first and present and slots:
+        if self.alike_left[rank] and present and slots:
             first = present[0]
             if self.share_E[first] <= room:
                 yield from extend([first], 1, slots - 1, room - self.share_E[first])

@@ -39,7 +39,7 @@ UNEVEN = 0.01
 """Gap above which even less promising numbers are tried, and single actions."""
 HALF = 0.5
 """Copies above half a rank's worth leave gaps that are hard to fill."""
-EFFORT = Effort(moves_cost=(1.0, 1.0), max_work=1_500_000)
+EFFORT = Effort(moves_cost=(1.0, 1.0), max_work=1_500_000, patience=25, max_detours=8)
 """Of single actions; nothing has to move yet."""
 LEAST_ROUNDS = 20
 """Fewer are not worth beginning."""
@@ -61,14 +61,12 @@ def plan(load_LE: LoadLE, slots_R: SlotsR, speeds_R: SpeedsR, limits: CopyLimits
     width = int(slots_R.max())
     problem = _Problem.of(load_LE, slots_R, speeds_R, limits)
     best = _Best.none(problem)
+    _search_exactly(best)
     if problem.pairs:
-        best.offer(np.arange(len(load_LE)), _pair_counts(problem))
+        _try_pairs(best)
     else:
         _try_counts(best)
     _act(best)
-    if load_LE.shape[1] <= exact_even.MAX_EXPERTS:
-        exact = exact_even.plan(load_LE, problem.slots_R, speeds_R, problem.limits, best.slots_LRS)
-        best.slots_LRS = exact.slots_LRS
     missing = width - best.slots_LRS.shape[2]
     return np.pad(best.slots_LRS, ((0, 0), (0, 0), (0, missing)), constant_values=-1)
 
@@ -117,6 +115,7 @@ class _Best:
     problem: _Problem
     slots_LRS: SlotsLRS
     gap_L: GapL
+    """To the bound; 0 where the plan is proven to be the best there is."""
 
     @classmethod
     def none(cls, problem: _Problem) -> _Best:
@@ -156,13 +155,28 @@ class _Best:
         self.slots_LRS[layer_N[better_N]] = slots_NRS[better_N]
 
 
+def _search_exactly(best: _Best) -> None:
+    """Where experts are few."""
+    of = best.problem
+    if of.load_LE.shape[1] > exact_even.MAX_EXPERTS:
+        return
+    counts_LE = finest(of.load_LE, of.slots_R, of.limits)
+    best.offer(np.arange(len(of.load_LE)), counts_LE, in_rounds=False)
+    uneven_N = np.flatnonzero(best.gap_L > AIM)
+    exact = exact_even.plan(
+        of.load_LE[uneven_N], of.slots_R, of.speeds_R, of.limits, best.slots_LRS[uneven_N]
+    )
+    best.keep(uneven_N, exact.slots_LRS)
+    best.gap_L[uneven_N[exact.proven_L]] = 0.0
+
+
 def _try_counts(best: _Best) -> None:
     """The finest numbers first where they leave no copy above half a rank's worth, else last."""
     of = best.problem
     counts_LE = finest(of.load_LE, of.slots_R, of.limits)
     coarse_L = (of.load_LE / counts_LE).max(axis=1) > HALF * of.unit_L
-    layers = np.arange(len(of.load_LE))
-    best.offer(layers[~coarse_L], counts_LE[~coarse_L], in_rounds=False)
+    first_N = np.flatnonzero(~coarse_L & (best.gap_L > 0))
+    best.offer(first_N, counts_LE[first_N], in_rounds=False)
     for cap_L, promising in caps(of.load_LE, of.unit_L, of.slots_R):
         uneven_N = np.flatnonzero(best.gap_L > (LEVEL if promising else UNEVEN))
         if not len(uneven_N):
@@ -171,20 +185,25 @@ def _try_counts(best: _Best) -> None:
         capped_NE = capped(of.load_LE[uneven_N], cap_N, of.limits.min_copies, of.most)
         fits_N = within(capped_NE, of.slots_R)
         best.offer(uneven_N[fits_N], capped_NE[fits_N])
-    rest_N = layers[coarse_L & (best.gap_L > 0)]
+    rest_N = np.flatnonzero(coarse_L & (best.gap_L > 0))
     best.offer(rest_N, counts_LE[rest_N], in_rounds=False)
 
 
-def _pair_counts(of: _Problem) -> CopiesLE:
-    num_ranks = len(of.slots_R)
-    counts_LE = finest(of.load_LE, of.slots_R, of.limits)
-    peak_L = folded(of.load_LE, counts_LE, num_ranks)
-    for cap_L, _ in caps(of.load_LE, of.unit_L, of.slots_R):
-        capped_LE = capped(of.load_LE, cap_L * of.unit_L, of.limits.min_copies, of.most)
-        capped_peak_L = folded(of.load_LE, capped_LE, num_ranks)
-        better_L = capped_peak_L < peak_L
-        peak_L[better_L], counts_LE[better_L] = capped_peak_L[better_L], capped_LE[better_L]
-    return refined(of.load_LE, counts_LE, num_ranks, of.unit_L, of.limits.min_copies, of.most)
+def _try_pairs(best: _Best) -> None:
+    of, num_ranks = best.problem, len(best.problem.slots_R)
+    open_N = np.flatnonzero(best.gap_L > 0)
+    if not len(open_N):
+        return
+    load_NE, unit_N = of.load_LE[open_N], of.unit_L[open_N]
+    counts_NE = finest(load_NE, of.slots_R, of.limits)
+    peak_N = folded(load_NE, counts_NE, num_ranks)
+    for cap_N, _ in caps(load_NE, unit_N, of.slots_R):
+        capped_NE = capped(load_NE, cap_N * unit_N, of.limits.min_copies, of.most)
+        capped_peak_N = folded(load_NE, capped_NE, num_ranks)
+        better_N = capped_peak_N < peak_N
+        peak_N[better_N], counts_NE[better_N] = capped_peak_N[better_N], capped_NE[better_N]
+    fewest = of.limits.min_copies
+    best.offer(open_N, refined(load_NE, counts_NE, num_ranks, unit_N, fewest, of.most))
 
 
 def _act(best: _Best) -> None:
@@ -205,5 +224,4 @@ def _tokens(load_LE: LoadLE, slots_LRS: SlotsLRS) -> TokensLRS:
     """Load of each slot with an even split, 0 where free."""
     share_LE = load_LE / np.maximum(copies(slots_LRS, load_LE.shape[1]), 1)
     share_LF = np.pad(share_LE, ((0, 0), (0, 1)))  # −1 takes the last
-    flat = np.take_along_axis(share_LF, slots_LRS.reshape(len(slots_LRS), -1), 1)
-    return flat.reshape(slots_LRS.shape)
+    return np.asarray(share_LF[np.arange(len(slots_LRS))[:, None, None], slots_LRS])
