@@ -1,6 +1,6 @@
 """The first placement of a group, made before any load is known: contiguous blocks of experts.
 
-Neighbours: `membership` changes a placement when ranks come and go, `greedy` when load is known.
+Neighbours: `membership` changes a placement when ranks come and go, `planner` when load is known.
 
 Shapes: L MoE layers, E logical experts, R ranks, S physical slots a rank (serving + spare).
 """
