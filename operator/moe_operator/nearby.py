@@ -25,7 +25,7 @@ from moe_placement.placement import Placement
 from moe_placement.score import RankLoadsLR
 from moe_placement.window import enough_tokens
 
-MAX_COST = 1.02
+MAX_COST = 1.01
 """Near dispatch begins when no layer's fullest rank gets busier than by this factor."""
 GIVE_UP_COST = 1.05
 """And ends beyond this one."""
