@@ -40,6 +40,9 @@ class Bottlenecks:
     excess_B: Floats
     """What would leave through it, given room."""
 
+    def only(self, keep_B: Flags) -> Bottlenecks:
+        return Bottlenecks(self.layer_B[keep_B], self.expert_B[keep_B], self.excess_B[keep_B])
+
 
 @dataclass(frozen=True, eq=False)
 class Pressure:
@@ -51,9 +54,8 @@ class Pressure:
     """Edges along which an excess presses."""
 
 
-def find(residual: Residual) -> Bottlenecks:
+def find(residual: Residual, pressure: Pressure) -> Bottlenecks:
     """Every bottleneck of all layers, once each."""
-    pressure = press(residual)
     by_expert_F = pressure.by_expert_F
     label_F = _labels(residual, pressure)
     expert_B = np.flatnonzero(by_expert_F > NOTHING)

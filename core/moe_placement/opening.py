@@ -4,10 +4,11 @@ A free slot takes the copy as it is. A full rank first gives up a copy of an exp
 what the others cannot absorb of its tokens is the price. What the rank can take then is its room,
 the tokens it gave up, and what it can hand on. On a tree these three are exact, because giving up
 the copy cuts the tree in two. Neighbours: `bottleneck` (what is stuck), `residual` (room behind
-copies), `step_fractions` (carries openings out and looks what they brought).
+copies), `exchange` (two transfers, where no single copy helps), `step_fractions_search` (carries
+changes out and looks what they brought).
 
-Shapes: L layers, E logical experts, R ranks, S physical slots a rank; B bottlenecks, of which N are
-served in a turn; M openings.
+Shapes: L layers, E logical experts, R ranks, S physical slots a rank, P = R·S; B bottlenecks, of
+which N are served in a turn; M openings.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from moe_placement.capacity import SlotsR
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.overflow import NOTHING
 from moe_placement.residual import Absorb, Residual
+from moe_placement.slot_arrays import any_slot, count_slots, sum_slots, to_slots
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -63,31 +65,40 @@ class Offers:
     """What every slot of some layers could do for an excess elsewhere."""
 
     usable_LRS: Flags
+    """Free, or holding a copy that may go."""
     takes_LRS: Floats
     """What its rank can take once the slot holds a copy of an expert under pressure."""
     price_LRS: Floats
     """What is left over of the expert that gives up the slot."""
+    behind_LR: Floats
+    """Room of the rank, and what it can hand on."""
     room_LR: Floats
+    count_LRS: Ints
+    """Copies of each slot's expert; 0 in free slots."""
 
 
 def offers(residual: Residual, absorb: Absorb, slots_R: SlotsR, copies: CopyLimits) -> Offers:
     shape = residual.slots_LRS.shape
     held_LRS = residual.slots_LRS >= 0
     token_LRS, room_LR = residual.token_LRS, residual.room_Q().reshape(shape[:2])
-    elsewhere_LRS = np.zeros(shape)
-    elsewhere_LRS.reshape(-1)[residual.edges.slot_N] = absorb.by_others_N
-    on_LRS = np.minimum(token_LRS, elsewhere_LRS)
-    takes_LRS = (room_LR + on_LRS.sum(axis=2))[:, :, None] - on_LRS + token_LRS
-    count_LE = residual.copies_F.reshape(residual.num_layers, -1)
-    layers = np.arange(shape[0])[:, None, None]
-    spare_LRS = held_LRS & (count_LE[layers, np.maximum(residual.slots_LRS, 0)] > copies.min_copies)
-    filled_LR = held_LRS.sum(axis=2)
-    free_LRS = ~held_LRS & (filled_LR < slots_R)[:, :, None]
+    on_LRS = np.zeros(shape)
+    on_LRS.reshape(-1)[residual.edges.slot_N] = np.minimum(
+        token_LRS.reshape(-1)[residual.edges.slot_N], absorb.by_others_N
+    )
+    price_LRS = token_LRS - on_LRS
+    behind_LR = room_LR + sum_slots(on_LRS)
+    first = np.arange(shape[0])[:, None, None] * residual.num_experts
+    count_LRS = residual.copies_F[np.maximum(residual.slots_LRS, 0) + first] * held_LRS
+    filled_LR = count_slots(held_LRS)
+    free_LRS = to_slots((filled_LR < slots_R).astype(np.float64), shape[2]) > 0
+    usable_LRS = np.where(held_LRS, count_LRS > copies.min_copies, free_LRS)
     return Offers(
-        free_LRS | spare_LRS,
-        takes_LRS,
-        np.maximum(token_LRS - elsewhere_LRS, 0.0),
+        usable_LRS,
+        to_slots(behind_LR, shape[2]) + price_LRS,
+        price_LRS,
+        behind_LR,
         room_LR,
+        count_LRS,
     )
 
 
@@ -116,11 +127,12 @@ def choose(
             break
         layer_N, expert_N = bottlenecks.layer_B[turn], bottlenecks.expert_B[turn]
         slots_NRS = residual.slots_LRS[layer_N]
-        holds_NR = (slots_NRS == expert_N[:, None, None]).any(axis=2)
-        holds_NR |= (count_LE[layer_N, expert_N] >= most)[:, None]
-        usable_NRS = usable_LRS[layer_N] & ~holds_NR[:, :, None]
+        refuses_NR = any_slot(slots_NRS == expert_N[:, None, None])
+        refuses_NR |= (count_LE[layer_N, expert_N] >= most)[:, None]
         relief_NRS = np.minimum(excess_B[turn, None, None], given.takes_LRS[layer_N])
-        relief_NRS = np.where(usable_NRS, relief_NRS - given.price_LRS[layer_N], -np.inf)
+        relief_NRS -= given.price_LRS[layer_N]
+        relief_NRS[~usable_LRS[layer_N]] = -np.inf
+        relief_NRS[refuses_NR] = -np.inf
         relief_NP = relief_NRS.reshape(len(turn), -1)
         best_N = relief_NP.max(axis=1)
         room_NP = np.repeat(given.room_LR[layer_N], num_slots, axis=1)
@@ -128,28 +140,19 @@ def choose(
         place_N = np.where(near_NP, room_NP, -1.0).argmax(axis=1)
         worth_N = best_N >= np.minimum(LEAST_RELIEF, excess_B[turn] / 4)
         excess_B[turn] = np.where(worth_N, excess_B[turn] - best_N, 0.0)
-        now = Openings(layer_N, place_N // num_slots, place_N % num_slots, expert_N, best_N).only(
-            worth_N
-        )
+        rank_N, slot_N = place_N // num_slots, place_N % num_slots
+        now = Openings(layer_N, rank_N, slot_N, expert_N, best_N).only(worth_N)
         given_up_N = residual.slots_LRS[now.layer_M, now.rank_M, now.slot_M]
         usable_LRS[now.layer_M, now.rank_M] = False
-        usable_LRS[now.layer_M] &= (
-            residual.slots_LRS[now.layer_M] != given_up_N[:, None, None]
-        ) | (given_up_N < 0)[:, None, None]
+        same_NRS = residual.slots_LRS[now.layer_M] == given_up_N[:, None, None]
+        usable_LRS[now.layer_M] &= ~same_NRS | (given_up_N < 0)[:, None, None]
         count_LE[now.layer_M, now.expert_M] += 1
         taken.append(now)
-    return _joined(taken)
+    return joined(taken)
 
 
-def _worst(layer_B: Ints, excess_B: Floats) -> Ints:
-    """The worst bottleneck of each layer that has one."""
-    open_B = np.flatnonzero(excess_B > NOTHING)
-    order = open_B[np.lexsort((open_B, -excess_B[open_B], layer_B[open_B]))]
-    first_B = np.diff(layer_B[order], prepend=-1) != 0
-    return np.asarray(order[first_B])
-
-
-def _joined(parts: list[Openings]) -> Openings:
+def joined(parts: list[Openings]) -> Openings:
+    """All of them, in their order."""
     none = np.zeros(0, dtype=np.int64)
     parts = [Openings(none, none, none, none, np.zeros(0)), *parts]
     return Openings(
@@ -159,3 +162,11 @@ def _joined(parts: list[Openings]) -> Openings:
         np.concatenate([part.expert_M for part in parts]),
         np.concatenate([part.relief_M for part in parts]),
     )
+
+
+def _worst(layer_B: Ints, excess_B: Floats) -> Ints:
+    """The worst bottleneck of each layer that has one."""
+    open_B = np.flatnonzero(excess_B > NOTHING)
+    order = open_B[np.lexsort((open_B, -excess_B[open_B], layer_B[open_B]))]
+    first_B = np.diff(layer_B[order], prepend=-1) != 0
+    return np.asarray(order[first_B])

@@ -85,7 +85,7 @@ class Residual:
 
     def stuck_L(self) -> Floats:
         """Excess of each layer; after `settle` no split of this placement has less."""
-        return np.asarray(self.excess_Q().reshape(self.num_layers, -1).sum(axis=1))
+        return np.asarray(self.excess_Q().reshape(self.num_layers, self.num_ranks).sum(axis=1))
 
     def settle(self) -> None:
         """Moves every excess as far as it goes. No layer's result depends on the others."""
