@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from moe_placement.migration import Move
+from moe_placement.walk.migration import Move
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.migrate import Cancelled, Pace, PeerWeights, PullFailed, Source, Staging
 from moe_worker.model.weights import ExpertWeights

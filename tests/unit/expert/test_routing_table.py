@@ -39,11 +39,15 @@ def zeros(num_experts: int = 1) -> torch.Tensor:
 
 
 def send(
-    table: RoutingTable, counts: torch.Tensor, ids: list[int] | torch.Tensor, layer: int = 0
+    table: RoutingTable,
+    counts: torch.Tensor,
+    ids: list[int] | torch.Tensor,
+    layer: int = 0,
+    step: int = 0,
 ) -> list[int]:
     """Map one-choice tokens and advance the counts, as a committed step does."""
     column = torch.as_tensor(ids).reshape(-1, 1)
-    physical, chosen = table.to_physical(layer, column, counts)
+    physical, chosen = table.to_physical(layer, column, counts, step)
     counts += chosen
     return physical.reshape(-1).tolist()
 
@@ -62,14 +66,14 @@ def test_an_expert_goes_to_the_slot_that_holds_it() -> None:
 def test_ids_that_name_no_expert_go_nowhere_and_are_not_counted() -> None:
     table = even_table(slots([0, 1], [1, 2]), 3)
     ids = torch.tensor([[0, -1], [3, 2], [2**31 - 1, -7]])
-    physical, chosen = table.to_physical(0, ids, zeros(3))
+    physical, chosen = table.to_physical(0, ids, zeros(3), 0)
     assert physical.tolist() == [[0, -1], [-1, 3], [-1, -1]]
     assert chosen.tolist() == [1, 0, 1]
 
 
 def test_no_tokens() -> None:
     physical, chosen = copies_of_one(UNEVEN).to_physical(
-        0, torch.zeros((0, 2), dtype=torch.int64), zeros()
+        0, torch.zeros((0, 2), dtype=torch.int64), zeros(), 0
     )
     assert physical.shape == (0, 2)
     assert chosen.tolist() == [0]
@@ -91,8 +95,8 @@ def test_copies_get_their_shares_in_batches_of_any_size(
     table = copies_of_one(fractions, member=member)
     counts = zeros() + before
     got, num_tokens = np.zeros(len(shares)), 0
-    for piece in pieces:
-        sent = np.bincount(send(table, counts, [0] * piece), minlength=len(shares))
+    for step, piece in enumerate(pieces):
+        sent = np.bincount(send(table, counts, [0] * piece, step=step), minlength=len(shares))
         assert np.all(np.abs(sent - fractions * piece) <= bound(piece)), "within the batch"
         got, num_tokens = got + sent, num_tokens + piece
         assert np.all(np.abs(got - fractions * num_tokens) <= bound(num_tokens)), "summed up"
@@ -128,7 +132,7 @@ def test_no_place_in_the_batch_is_tied_to_a_copy(batch: int) -> None:
     """Also where the batch's size is a Fibonacci number, by which the golden rotation hardly
     moves: the first and the last token of every batch see the copies by their shares."""
     table, counts, rounds = copies_of_one(UNEVEN), zeros(), 400
-    sent = np.asarray([send(table, counts, [0] * batch) for _ in range(rounds)])
+    sent = np.asarray([send(table, counts, [0] * batch, step=step) for step in range(rounds)])
     for place in (0, batch // 2, batch - 1):
         seen = np.bincount(sent[:, place], minlength=3) / rounds
         assert np.abs(seen - UNEVEN).max() < 0.08, (place, seen)
@@ -153,8 +157,8 @@ def test_experts_that_always_occur_together_are_not_in_phase() -> None:
     """Eight experts, each with a copy on both ranks, all chosen by every token."""
     table, counts = copies_of_one((0.5, 0.5), num_experts=8), zeros(8)
     on_first = []
-    for _ in range(1000):
-        physical, chosen = table.to_physical(0, torch.arange(8).reshape(1, 8), counts)
+    for step in range(1000):
+        physical, chosen = table.to_physical(0, torch.arange(8).reshape(1, 8), counts, step)
         counts += chosen
         on_first.append(int((physical < 8).sum()))
     assert np.mean(on_first) == pytest.approx(4.0, abs=0.05)
@@ -192,7 +196,9 @@ def test_many_experts_at_once_keep_rank_loads_near_the_plan() -> None:
     for step in range(200):
         for rank in range(8):
             ids = np.random.default_rng((step, rank)).integers(0, 64, (4, 2))
-            physical, chosen = tables[rank].to_physical(0, torch.from_numpy(ids), counts[rank])
+            physical, chosen = tables[rank].to_physical(
+                0, torch.from_numpy(ids), counts[rank], step
+            )
             counts[rank] += chosen
             routed += chosen.numpy()
             load += np.bincount(physical.numpy().ravel() // 16, minlength=8)
@@ -244,8 +250,8 @@ def test_layers_have_their_own_copies() -> None:
     table = even_table(placement, 3)
     assert table.has_copies_L == (False, True)
     ids = torch.tensor([[0], [1], [2]])
-    assert table.to_physical(0, ids, zeros(3))[0].tolist() == [[0], [1], [2]]
-    assert table.to_physical(1, ids, zeros(3))[0].reshape(-1).tolist()[1:] == [2, 0]
+    assert table.to_physical(0, ids, zeros(3), 0)[0].tolist() == [[0], [1], [2]]
+    assert table.to_physical(1, ids, zeros(3), 0)[0].reshape(-1).tolist()[1:] == [2, 0]
 
 
 def test_an_expert_without_a_slot_is_refused_by_name() -> None:

@@ -36,6 +36,7 @@ class ExpertLayers:
         self._sent_LE = torch.zeros(
             (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
         )
+        self._num_steps = 0
         self._table: RoutingTable | None = None
         self._dispatcher: Dispatcher | None = None
         self._tokens_R: Sequence[int] = ()
@@ -55,6 +56,7 @@ class ExpertLayers:
 
     def commit_step(self) -> None:
         """The step succeeded: its tokens count."""
+        self._num_steps += 1
         self._sent_LE += self._counters.draft_routed_LE.to(self._bank.device)
         self._counters.commit()
 
@@ -69,7 +71,9 @@ class ExpertLayers:
         """The same with the choices given (int64 logical ids; −1 and strangers add exactly 0)."""
         assert self._table is not None, "the engine joins and switches before the first step"
         assert self._dispatcher is not None, "the engine joins and switches before the first step"
-        physical_TK, tokens_E = self._table.to_physical(layer, ids_TK, self._sent_LE[layer])
+        physical_TK, tokens_E = self._table.to_physical(
+            layer, ids_TK, self._sent_LE[layer], self._num_steps
+        )
         strangers = (ids_TK < -1) | (ids_TK >= self._table.num_experts)
         self._counters.count_routed(layer, tokens_E, int(strangers.sum()))
         batch = self._dispatcher.begin(hidden_TH, physical_TK, weights_TK, self._tokens_R)

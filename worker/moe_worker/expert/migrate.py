@@ -5,7 +5,7 @@ nearest live holder over the control API, else from the next one, else from the 
 arrival is verified by its SHA-256 before it counts. Nothing here decides when the epoch comes into
 force or is given up; the engine's agreement does.
 
-Neighbours: `moe_placement.migration.diff` derives the moves, `bank` takes the weights,
+Neighbours: `moe_placement.walk.migration.diff` derives the moves, `bank` takes the weights,
 `moe_worker.control` is the peers' side.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import httpx
 
 from moe_api.names import CONTROL_EXPERT
-from moe_placement.migration import Move
+from moe_placement.walk.migration import Move
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.model.weights import ExpertWeights
 

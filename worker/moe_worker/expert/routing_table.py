@@ -34,6 +34,7 @@ from moe_placement.borders import near, shares_from
 from moe_placement.placement import Placement
 
 _POINT_BITS = 32
+_ALL_BITS = (1 << 64) - 1
 _GOLDEN = -7046029254386353131
 """2⁶⁴ ÷ φ as a wrapped int64: n · this, top 32 bits, is frac(n ÷ φ) in units of 2⁻³²."""
 _MEMBER_STEP = 13348189408090370666
@@ -118,12 +119,15 @@ class RoutingTable:
             has_copies_L=tuple(bool(row.max() > 1) for row in copies_LE),
         )
 
-    def to_physical(self, layer: int, ids_TK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
+    def to_physical(
+        self, layer: int, ids_TK: Tensor, counts_E: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
         """Physical expert of each choice, and how many tokens each logical expert got.
 
         Args:
             ids_TK: int64 logical ids; −1 (legal) and ids outside the model map to −1.
             counts_E: int64 [E], tokens this rank has sent to each expert of the layer before.
+            step: number of the step, for the turn by which places in the batch get their points.
 
         Returns (physical int64 [T, K], int64 [E] tokens of this call).
         """
@@ -134,11 +138,9 @@ class RoutingTable:
         if not self.has_copies_L[layer]:
             physical_TK = self.physical_LEC[layer, :, 0][safe_TK]
             return torch.where(valid_TK, physical_TK, -1), chosen_E
-        start_E = self.start_LE[layer]
-        turn_E = _mixed(counts_E + start_E) % chosen_E.clamp(min=1)
-        place_TK = _occurrence(ids_TK, valid_TK, self.num_experts) + turn_E[safe_TK]
+        place_TK = _occurrence(ids_TK, valid_TK, self.num_experts) + _turn(layer, step)
         n_TK = counts_E[safe_TK] + place_TK % chosen_E[safe_TK].clamp(min=1)
-        point_TK = _top_bits(n_TK * _GOLDEN + start_E[safe_TK], _POINT_BITS)
+        point_TK = _top_bits(n_TK * _GOLDEN + self.start_LE[layer][safe_TK], _POINT_BITS)
         copy_TK = (point_TK[..., None] >= self.edges_LEC[layer][safe_TK]).sum(dim=-1)
         physical_TK = self.physical_LEC[layer][safe_TK, copy_TK]
         return torch.where(valid_TK, physical_TK, -1), chosen_E
@@ -176,19 +178,22 @@ def _edges(
 
 def _starts(num_layers: int, num_experts: int, member: int) -> npt.NDArray[np.int64]:
     """Scattered over the unit interval by layer and expert, evenly spread by member."""
-    number_LE = np.arange(num_layers * num_experts, dtype=np.int64).reshape(num_layers, -1)
-    scattered: npt.NDArray[np.int64] = _mixed(torch.from_numpy(number_LE)).numpy()
-    step = np.asarray(member * _MEMBER_STEP % (1 << 64), dtype=np.uint64).astype(np.int64)
-    # Sums of int64 wrap around as fractions of the interval do.
-    return (scattered << 1) + step
+    numbers = range(num_layers * num_experts)
+    starts = [(_scattered(number) + member * _MEMBER_STEP) & _ALL_BITS for number in numbers]
+    return np.asarray(starts, dtype=np.uint64).astype(np.int64).reshape(num_layers, num_experts)
 
 
-def _mixed(n: Tensor) -> Tensor:
-    """A well-scattered int64 ≥ 0 (63 bits) for each int64: the finaliser of splitmix64."""
-    n = n * _GOLDEN
-    n = (n ^ _top_bits(n, 34)) * -4658895280553007687
-    n = (n ^ _top_bits(n, 37)) * -7723592293110705685
-    return (n ^ _top_bits(n, 33)) & ((1 << 63) - 1)
+def _turn(layer: int, step: int) -> int:
+    """A number of up to 62 bits, another one in each step and layer."""
+    return _scattered((step << 12) + layer) >> 2
+
+
+def _scattered(number: int) -> int:
+    """Well-scattered 64 bits: the finaliser of splitmix64."""
+    n = number * 0x9E3779B97F4A7C15 & _ALL_BITS
+    n = (n ^ (n >> 30)) * 0xBF58476D1CE4E5B9 & _ALL_BITS
+    n = (n ^ (n >> 27)) * 0x94D049BB133111EB & _ALL_BITS
+    return n ^ (n >> 31)
 
 
 def _top_bits(n: Tensor, count: int) -> Tensor:
