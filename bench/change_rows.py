@@ -15,11 +15,11 @@ from bench import placement_loads
 from bench.figure import Choice, Tally, timed
 from bench.full_rows import EVEN, FRACTIONS, capacity_of, checked, gap_of, published
 from bench.placement_loads import LoadLE, SlotsLRS
-from moe_placement import membership, waves
 from moe_placement.capacity import Capacity
 from moe_placement.goal import Goal
 from moe_placement.placement import Placement
 from moe_placement.planner import plan
+from moe_placement.walk import membership, waves
 
 SPARE_SLOTS = 1
 DRIFTS = (0.1, 0.3)

@@ -18,9 +18,9 @@ from bench.figure import Choice, Tally, timed
 from bench.full_rows import checked, gap_of, published
 from bench.placement_loads import LoadLE
 from bench.recorded_loads import RoutingTLK
-from moe_placement import dispatch, localise, together
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement
+from moe_placement.topology import dispatch, localise, together
 
 LoadLED = npt.NDArray[np.float64]
 DomainsR = npt.NDArray[np.int64]

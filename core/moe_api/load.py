@@ -1,6 +1,6 @@
 """LoadReport: what a worker counted, cumulative since its incarnation began.
 
-Read by the operator over the control API and windowed by `moe_placement.window`.
+Read by the operator over the control API and windowed by `moe_placement.decision.window`.
 """
 
 from __future__ import annotations

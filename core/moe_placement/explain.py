@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from moe_api.plan import FractionsLRS, SlotsLRS, even_fractions
-from moe_placement import bound, dispatch, score, shortfall, split
+from moe_placement import bound, score, shortfall, split
 from moe_placement.capacity import Capacity
 from moe_placement.placement import Placement
 from moe_placement.score import LoadLE
 from moe_placement.shortfall import TOLERANCE, Demands
+from moe_placement.topology import dispatch
 
 NO_DEMANDS = Demands()
 

@@ -17,7 +17,7 @@ from moe_placement.capacity import Capacity
 from moe_placement.goal import Goal
 from moe_placement.placement import Placement, received
 from moe_placement.score import LoadLE, rank_loads
-from moe_placement.spread import UnderSpread, under_spread
+from moe_placement.topology.spread import UnderSpread, under_spread
 
 
 class Level(StrEnum):

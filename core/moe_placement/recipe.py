@@ -15,18 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 from moe_api.plan import SlotsLRS
-from moe_placement import full_even, full_fractions, localise, step_even, step_fractions
 from moe_placement.capacity import Capacity
-from moe_placement.crossing import least_crossing
-from moe_placement.dispatch import source_loads
+from moe_placement.even import full_even, step_even
+from moe_placement.full import full_fractions
 from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement, copies, received
 from moe_placement.planned import Level, Planned, judged
-from moe_placement.relabel import relabel
 from moe_placement.score import LoadLE, rank_loads
 from moe_placement.split import best_fractions
-from moe_placement.spread import spread, under_spread
-from moe_placement.topology import interleaved
+from moe_placement.step import step_fractions
+from moe_placement.step.relabel import relabel
+from moe_placement.topology import localise
+from moe_placement.topology.crossing import least_crossing
+from moe_placement.topology.dispatch import source_loads
+from moe_placement.topology.spread import spread, under_spread
+from moe_placement.topology.topology import interleaved
 
 WORTHWHILE_GAP = 1e-3
 """A layer is planned anew only if that brings its fullest rank this much nearer to the bound."""

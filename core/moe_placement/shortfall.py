@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moe_placement import bound, dispatch, score, split
+from moe_placement import bound, score, split
 from moe_placement.capacity import Capacity, SpeedsR
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement
 from moe_placement.score import LoadLE
+from moe_placement.topology import dispatch
 
 TOLERANCE = 1e-4
 """Differences below it are not worth a sentence."""

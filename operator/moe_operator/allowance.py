@@ -11,10 +11,10 @@ from moe_api.plan import PlanLimits
 from moe_operator.desired import Desired
 from moe_operator.members import MemberView
 from moe_operator.rules import Spread
-from moe_placement.borders import domains_at, near
 from moe_placement.copy_limits import CopyLimits
-from moe_placement.decide import Mode, Policy
-from moe_placement.waves import Limits
+from moe_placement.decision.decide import Mode, Policy
+from moe_placement.topology.borders import domains_at, near
+from moe_placement.walk.waves import Limits
 
 
 def policy(

@@ -18,10 +18,10 @@ from moe_api.plan import GroupPlan, SlotsLRS, even_fractions
 from moe_api.worker import WorkerState
 from moe_operator.origins import Origins, RoutedRLE
 from moe_placement import initial, score
-from moe_placement.decide import Figures, Walk
+from moe_placement.decision.decide import Figures, Walk
+from moe_placement.decision.window import LoadWindow, ServedSince, enough_tokens
 from moe_placement.placement import Placement
 from moe_placement.score import Imbalance, LoadLE, RankLoadsLR
-from moe_placement.window import LoadWindow, ServedSince, enough_tokens
 
 MAX_HOT_EXPERTS = 10
 

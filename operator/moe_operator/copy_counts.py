@@ -2,7 +2,7 @@
 move, and without any load.
 
 Each wave follows from what is in force: nothing has to be remembered. Pure. Neighbours: `next_wave`
-asks, `regroup` begins a group with them, `moe_placement.repair` finds the slots.
+asks, `regroup` begins a group with them, `moe_placement.walk.repair` finds the slots.
 
 Shapes: L MoE layers, E logical experts, R ranks, S physical slots a rank.
 """
@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moe_api.plan import SlotsLRS
-from moe_placement import waves
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement, copies, received
-from moe_placement.repair import whole
 from moe_placement.resplit import fitting, resplit
 from moe_placement.score import LoadLE
-from moe_placement.waves import Limits
+from moe_placement.walk import waves
+from moe_placement.walk.repair import whole
+from moe_placement.walk.waves import Limits
 
 
 @dataclass(frozen=True)

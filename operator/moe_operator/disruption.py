@@ -15,7 +15,7 @@ from moe_operator import evacuation, plans
 from moe_operator.groups import GroupOutcome
 from moe_operator.members import MemberState
 from moe_operator.rules import Ages, GroupRules
-from moe_placement.membership import survives_rank_loss
+from moe_placement.walk.membership import survives_rank_loss
 
 
 def min_available(

@@ -17,12 +17,12 @@ import numpy as np
 
 from moe_api.plan import SlotsLRS
 from moe_operator.members import MemberState, MemberView
-from moe_placement import membership, waves
 from moe_placement.capacity import FlagsR
 from moe_placement.placement import Placement, holders, received
 from moe_placement.resplit import fitting, resplit
 from moe_placement.score import LoadLE
-from moe_placement.waves import Limits
+from moe_placement.walk import membership, waves
+from moe_placement.walk.waves import Limits
 
 
 @dataclass(frozen=True)

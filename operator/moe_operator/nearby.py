@@ -4,7 +4,7 @@ A plan's fractions say how much each copy serves; whose tokens these are is free
 requests come as the plan assumes (`GroupPlan.sources`). When they come differently, near copies get
 more than their share: so near dispatch is used only while it costs next to no balance under what
 was really counted. Pure. Neighbours: `origins` (what was counted), `rebalance` (asks, announces),
-`moe_placement.borders` (the shares), `placement_status` (tells what crosses).
+`moe_placement.topology.borders` (the shares), `placement_status` (tells what crosses).
 
 Shapes: L MoE layers, E logical experts, R ranks, S physical slots a rank, D domains.
 """
@@ -19,11 +19,11 @@ import numpy as np
 from moe_api.plan import FRACTION_UNITS
 from moe_operator.origins import RoutedRLE
 from moe_placement import score
-from moe_placement.borders import near, shares_from
 from moe_placement.capacity import DomainsR
+from moe_placement.decision.window import enough_tokens
 from moe_placement.placement import Placement
 from moe_placement.score import RankLoadsLR
-from moe_placement.window import enough_tokens
+from moe_placement.topology.borders import near, shares_from
 
 MAX_COST = 1.01
 """Near dispatch begins when no layer's fullest rank gets busier than by this factor."""

@@ -2,7 +2,7 @@
 same placement with other senders.
 
 Pure: each function takes a `Step` and gives it back with what was decided. Neighbours: `rebalance`
-reads loads and announces waves; `evacuation`, `moe_placement.decide` and `nearby` decide;
+reads loads and announces waves; `evacuation`, `moe_placement.decision.decide` and `nearby` decide;
 `allowance` is what the spec allows.
 """
 
@@ -20,13 +20,13 @@ from moe_operator.members import MemberView
 from moe_operator.plans import Placed
 from moe_operator.rules import GroupRules
 from moe_placement import score
-from moe_placement.decide import Decision, Mode, Verdict, decide
+from moe_placement.decision.decide import Decision, Mode, Verdict, decide
 from moe_placement.initial import InsufficientSlots
 from moe_placement.placement import Placement
 
 EVACUATION, COPY_LIMITS = "Evacuation", "CopyLimits"
 NEAR_DISPATCH, NO_METRICS = "NearDispatch", "NoMetrics"
-"""Reasons beside those of `moe_placement.trigger`."""
+"""Reasons beside those of `moe_placement.decision.trigger`."""
 
 
 @dataclass(frozen=True)

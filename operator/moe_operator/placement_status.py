@@ -21,7 +21,7 @@ from moe_operator.plans import Placed
 from moe_operator.rebalance import Rebalance
 from moe_operator.report import Report
 from moe_operator.texts import cut
-from moe_placement.borders import domains_at, near
+from moe_placement.topology.borders import domains_at, near
 
 DIGITS = 3
 

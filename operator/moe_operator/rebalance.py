@@ -28,7 +28,7 @@ from moe_operator.next_wave import Step, decided, evacuated, recounted, sent_nea
 from moe_operator.plans import Placed
 from moe_operator.rules import Ages, GroupRules
 from moe_operator.timestamps import timestamp
-from moe_placement.decide import Decision
+from moe_placement.decision.decide import Decision
 from moe_placement.score import LoadLE
 
 STALLED_SECONDS = 30.0

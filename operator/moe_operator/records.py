@@ -13,7 +13,7 @@ from moe_api.status import Decision as DecisionStatus
 from moe_api.worker import WorkerState
 from moe_operator.balance import Trip
 from moe_operator.texts import cut
-from moe_placement.decide import Decision, Verdict
+from moe_placement.decision.decide import Decision, Verdict
 
 _WORDS: dict[Verdict, Literal["Applied", "Recommended", "Skipped", "Deferred", "Aborted"]] = {
     Verdict.APPLIED: "Applied",

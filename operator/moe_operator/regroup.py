@@ -1,8 +1,8 @@
 """The next membership of a group: form it, go on without the lost, admit newcomers, let leavers go.
 
 Pure. A fault needs no permission and waits for nobody; a planned change waits until the present
-plan is in force everywhere. Who stays keeps its slots (`moe_placement.membership`), copies share
-tokens by the load known last. One plan is under way at a time; a newer one replaces it, so a
+plan is in force everywhere. Who stays keeps its slots (`moe_placement.walk.membership`), copies
+share tokens by the load known last. One plan is under way at a time; a newer one replaces it, so a
 newcomer that dies takes nothing down with it.
 Neighbours: `rules` (what is given), `plans` (builds the documents), `groups` (asks here).
 """
@@ -19,10 +19,11 @@ from moe_operator.copy_counts import counted
 from moe_operator.members import MemberState, MemberView
 from moe_operator.pods import PodView
 from moe_operator.rules import Ages, GroupRules, GroupView
-from moe_placement import initial, membership
+from moe_placement import initial
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.resplit import fitting, resplit
 from moe_placement.score import LoadLE
+from moe_placement.walk import membership
 
 MEET_SECONDS = 60.0
 """Members that all have their weights and have not met after this long get a new generation."""

@@ -29,7 +29,7 @@ from moe_operator.groups import GroupOutcome
 from moe_operator.members import MemberState
 from moe_operator.placement_status import placement_status
 from moe_operator.report import Report, Truth
-from moe_placement.membership import survives_rank_loss
+from moe_placement.walk.membership import survives_rank_loss
 
 STEADY = 0.01
 """A figure has to move by this much to be written again."""

@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 
 from moe_api.plan import SlotsLRS
-from moe_placement import migration, waves
-from moe_placement.waves import Limits
+from moe_placement.walk import migration, waves
+from moe_placement.walk.waves import Limits
 
 
 def follow(current: SlotsLRS, target: SlotsLRS, limits: Limits) -> list[SlotsLRS]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moe_placement import waves
 from moe_placement.capacity import Capacity
 from moe_placement.command import arguments, flags, journey, plan_files, tables
 from moe_placement.command.journey import Journey
 from moe_placement.command.plan_files import PlanFile
 from moe_placement.command.usage import UsageError
-from moe_placement.waves import Limits
+from moe_placement.walk import waves
+from moe_placement.walk.waves import Limits
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moe_api.plan import SlotsLRS
-from moe_placement import migration, placement, waves
+from moe_placement import placement
 from moe_placement.capacity import Capacity
 from moe_placement.command.progress import Bar
 from moe_placement.command.usage import UsageError
-from moe_placement.migration import Move
-from moe_placement.waves import Limits
+from moe_placement.walk import migration, waves
+from moe_placement.walk.migration import Move
+from moe_placement.walk.waves import Limits
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from moe_placement import dispatch, initial, migration
+from moe_placement import initial
 from moe_placement.capacity import Capacity, FlagsR
 from moe_placement.command.figures import NO_LIMITS, Figures, figures
 from moe_placement.command.journey import walk
 from moe_placement.command.load_files import Load
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement, received
-from moe_placement.waves import Limits
+from moe_placement.topology import dispatch
+from moe_placement.walk import migration
+from moe_placement.walk.waves import Limits
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moe_api.plan import SlotsLRS
-from moe_placement import placement, repair, split
+from moe_placement import placement, split
 from moe_placement.capacity import Capacity
 from moe_placement.command import (
     arguments,
@@ -34,6 +34,7 @@ from moe_placement.command.usage import UsageError
 from moe_placement.copy_limits import CopyLimits, CopyLimitsError
 from moe_placement.goal import Split
 from moe_placement.placement import Placement
+from moe_placement.walk import repair
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moe_placement import replay
 from moe_placement.capacity import Capacity
 from moe_placement.command import arguments, bars, flags, plot, tables, trace_files
 from moe_placement.command.choice import WindowsWLE
 from moe_placement.command.progress import Bar
 from moe_placement.command.usage import UsageError
 from moe_placement.copy_limits import CopyLimitsError
+from moe_placement.decision import replay
+from moe_placement.decision.policy import Mode, Policy
+from moe_placement.decision.replay import Replayed, Strategy
 from moe_placement.goal import Split
-from moe_placement.policy import Mode, Policy
-from moe_placement.replay import Replayed, Strategy
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,7 +12,7 @@ import pytest
 from moe_api.plan import PlanLimits
 from moe_api.worker import WorkerPhase
 from moe_placement.initial import contiguous
-from moe_placement.membership import admit, repair
+from moe_placement.walk.membership import admit, repair
 from tests.support import engine_ranks, worker_processes
 from tests.support.engine_ranks import Operator
 from tests.support.random_checkpoint import write_random_checkpoint

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_placement.initial import contiguous
-from moe_placement.waves import Limits, next_wave
+from moe_placement.walk.waves import Limits, next_wave
 from moe_worker.engine.wave import conflict
 
 

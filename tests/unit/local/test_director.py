@@ -11,7 +11,7 @@ from moe_api.load import LoadReport
 from moe_api.plan import GroupPlan
 from moe_api.worker import ModelShape, WorkerPhase, WorkerState
 from moe_placement import score
-from moe_placement.decide import Mode, Policy
+from moe_placement.decision.decide import Mode, Policy
 from moe_placement.split import best_fractions
 from moe_worker.local.director import Director, Living, Rules, hung, in_force
 

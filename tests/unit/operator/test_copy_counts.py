@@ -10,7 +10,7 @@ import pytest
 from moe_operator.copy_counts import counted, recount
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement, copies
-from moe_placement.waves import Limits
+from moe_placement.walk.waves import Limits
 from tests.support.group_views import decided, pod, rules, serving_group, waiting
 
 BLOCKS = np.asarray([[[0, 1, -1, -1, -1], [2, 3, -1, -1, -1], [4, 5, -1, -1, -1]]] * 2, np.int32)

@@ -8,7 +8,7 @@ import pytest
 from moe_operator.evacuation import evacuate, leaving, stranded
 from moe_placement.initial import InsufficientSlots
 from moe_placement.placement import Placement
-from moe_placement.waves import Limits
+from moe_placement.walk.waves import Limits
 from tests.support.group_views import decided, pod, serving_group, with_pods, worker
 
 BLOCKS = np.asarray([[[0, 1, -1, -1], [2, 3, -1, -1], [4, 5, -1, -1]]] * 2, dtype=np.int32)

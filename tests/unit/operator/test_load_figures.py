@@ -8,7 +8,7 @@ import pytest
 from moe_api.load import LoadReport
 from moe_api.worker import MigrationState
 from moe_operator.balance import Balance, Trip, peaks
-from moe_placement.decide import Figures, Walk
+from moe_placement.decision.decide import Figures, Walk
 from moe_placement.placement import Placement
 from tests.support.group_views import plan_of, serving_group, worker
 

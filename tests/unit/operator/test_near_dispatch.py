@@ -8,8 +8,8 @@ import pytest
 from moe_api.load import LoadReport
 from moe_operator.nearby import dispatch, preferred, source_units
 from moe_operator.origins import Origins
-from moe_placement.borders import domains_at, near
 from moe_placement.placement import Placement
+from moe_placement.topology.borders import domains_at, near
 
 HOSTS = [["z", "a"], ["z", "a"], ["z", "b"], ["z", "b"]]
 ON_BOTH = Placement.even(np.asarray([[[0, 1], [2, 3], [0, 1], [2, 3]]], dtype=np.int32))

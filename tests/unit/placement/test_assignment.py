@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from moe_placement.assignment import Weights, assign
+from moe_placement.step.assignment import Weights, assign
 
 Ints = npt.NDArray[np.int64]
 

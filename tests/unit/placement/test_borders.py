@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from moe_placement.borders import domains_at, near
+from moe_placement.topology.borders import domains_at, near
 
 
 def test_domains_are_numbered_as_they_appear():

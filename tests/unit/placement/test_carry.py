@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import placement_loads
-from moe_placement import blocks, carry, groups
-from moe_placement.carry import Filled
+from moe_placement.full import blocks, carry, groups
+from moe_placement.full.carry import Filled
 
 COUNTS = st.one_of(st.integers(0, 5), st.integers(0, 1000), st.just(10**6))
 

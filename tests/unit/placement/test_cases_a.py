@@ -11,7 +11,6 @@ import pytest
 from bench import placement_loads
 from moe_api.deployment import slots_per_rank
 from moe_api.serving import Experts
-from moe_placement import waves
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits, CopyLimitsError
 from moe_placement.goal import Goal, Split
@@ -20,6 +19,7 @@ from moe_placement.placement import Placement, copies, faults
 from moe_placement.planned import Level
 from moe_placement.planner import plan
 from moe_placement.score import imbalance, rank_loads
+from moe_placement.walk import waves
 
 EXACT = 1e-6
 BOTH_SPLITS = pytest.mark.parametrize("split", list(Split))

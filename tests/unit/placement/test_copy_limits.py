@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_placement import extra_copies
 from moe_placement.copy_limits import CopyLimits, CopyLimitsError, most_alike
+from moe_placement.full import extra_copies
 from moe_placement.placement import copies, holders
 
 

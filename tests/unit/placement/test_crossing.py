@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, vstack
 
-from moe_placement import crossing, dispatch, relief
 from moe_placement.capacity import Capacity
 from moe_placement.placement import Placement, faults
 from moe_placement.score import rank_loads
 from moe_placement.split import best_fractions
+from moe_placement.topology import crossing, dispatch, relief
 
 Case = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

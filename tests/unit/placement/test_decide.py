@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_api.plan import decode_fractions, encode_layers
-from moe_placement import initial, migration, score
+from moe_placement import initial, score
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
-from moe_placement.decide import Decision, Mode, Policy, Verdict, Walk, decide
+from moe_placement.decision.decide import Decision, Mode, Policy, Verdict, Walk, decide
 from moe_placement.goal import Split
 from moe_placement.placement import Placement, faults
 from moe_placement.planned import Level
 from moe_placement.score import LoadLE
+from moe_placement.walk import migration
 from tests.support.walk_judge import judge_wave
 
 AUTO = Policy(Mode.AUTO, serving_slots=3, min_gain_percent=5, cooldown_seconds=60,

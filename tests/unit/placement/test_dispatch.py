@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from moe_placement import dispatch
+from moe_placement.topology import dispatch
 
 A, B = 0, 1
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from bench import placement_loads
 from bench.exact_pairs import best_even_level
-from moe_placement import exact_even
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
-from moe_placement.exact_even_pack import Packing, Stopped
-from moe_placement.full_even_heap import least_heap
+from moe_placement.even import exact_even
+from moe_placement.even.exact_even_pack import Packing, Stopped
+from moe_placement.even.full_even_heap import least_heap
 from moe_placement.placement import Placement, copies, faults
 from moe_placement.score import rank_loads
 

@@ -7,7 +7,7 @@ import pytest
 
 from bench.recorded_loads import trace
 from moe_placement.capacity import Capacity
-from moe_placement.forecast import FAST_WINDOWS, SLOW_WINDOWS, Forecast
+from moe_placement.decision.forecast import FAST_WINDOWS, SLOW_WINDOWS, Forecast
 from moe_placement.placement import Placement
 from moe_placement.planner import plan
 from moe_placement.score import LoadLE

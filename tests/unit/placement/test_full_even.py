@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import greedy_hierarchical, placement_loads
-from moe_placement import full_even
 from moe_placement.bound import gap, lower_bound
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
-from moe_placement.full_even_counts import capped, finest
-from moe_placement.full_even_deal import deal, fewest
-from moe_placement.full_even_exchange import exchange
-from moe_placement.full_even_pairs import folded, refined
+from moe_placement.even import full_even
+from moe_placement.even.full_even_counts import capped, finest
+from moe_placement.even.full_even_deal import deal, fewest
+from moe_placement.even.full_even_exchange import exchange
+from moe_placement.even.full_even_pairs import folded, refined
 from moe_placement.placement import Placement, copies, faults
 from moe_placement.score import rank_loads
 from tests.support.planning_problems import Problem, problems

@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bench import greedy_hierarchical, placement_loads
-from moe_placement import full_fractions
 from moe_placement.bound import gap, lower_bound
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits, CopyLimitsError, most_alike
+from moe_placement.full import full_fractions
 from moe_placement.placement import Placement, copies, faults
 from moe_placement.score import rank_loads
 from tests.support import split_oracle

@@ -14,15 +14,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bench import placement_loads
-from moe_placement import waves
 from moe_placement.capacity import Capacity, CapacityError
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.goal import Goal, Split
 from moe_placement.initial import InsufficientSlots
-from moe_placement.migration import reached
 from moe_placement.placement import Placement, copies, faults, received
 from moe_placement.planner import plan
 from moe_placement.score import rank_loads
+from moe_placement.walk import waves
+from moe_placement.walk.migration import reached
 from tests.support.planning_problems import Problem, problems
 
 ROUNDING = 1e-9

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import greedy_hierarchical, placement_loads
-from moe_placement import dispatch, full_fractions, localise
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits, CopyLimitsError
-from moe_placement.expert_groups import ExpertGroupsError
+from moe_placement.full import full_fractions
 from moe_placement.placement import Placement, copies, faults
 from moe_placement.score import rank_loads
+from moe_placement.topology import dispatch, localise
+from moe_placement.topology.expert_groups import ExpertGroupsError
 
 SLACK = 0.02
 Case = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, CopyLimits]

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_api.plan import SlotsLRS
-from moe_placement import full_fractions, membership, split
+from moe_placement import split
 from moe_placement.copy_limits import CopyLimits
+from moe_placement.full import full_fractions
 from moe_placement.initial import InsufficientSlots
 from moe_placement.placement import copies, holders, received
 from moe_placement.score import rank_loads
+from moe_placement.walk import membership
 
 
 @st.composite

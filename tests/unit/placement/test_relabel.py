@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from moe_api.plan import SlotsLRS, even_fractions
 from moe_placement.placement import Placement, holders, received
-from moe_placement.relabel import relabel
+from moe_placement.step.relabel import relabel
 
 
 def slots(*ranks: list[int]) -> SlotsLRS:

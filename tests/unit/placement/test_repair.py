@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_api.plan import SlotsLRS
-from moe_placement import repair
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
 from moe_placement.placement import Placement, copies, faults, received
+from moe_placement.walk import repair
 
 
 def whole(

@@ -12,11 +12,11 @@ import pytest
 from bench import greedy_hierarchical, placement_loads
 from bench.recorded_loads import trace
 from moe_placement import initial
-from moe_placement.decide import Mode, Policy
+from moe_placement.decision.decide import Mode, Policy
+from moe_placement.decision.replay import Replayed, Strategy, replay
 from moe_placement.placement import Placement, received
 from moe_placement.planned import Level
 from moe_placement.planner import plan
-from moe_placement.replay import Replayed, Strategy, replay
 from moe_placement.score import LoadLE
 
 SMALL = Policy(Mode.AUTO, 3, 5, 60, 64, bytes_per_expert=1000)

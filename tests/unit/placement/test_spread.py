@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import placement_loads
-from moe_placement import full_fractions
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
+from moe_placement.full import full_fractions
 from moe_placement.placement import Placement, copies, faults
 from moe_placement.score import rank_loads
 from moe_placement.split import best_fractions
-from moe_placement.spread import UnderSpread, spread, under_spread
-from moe_placement.topology import interleaved
+from moe_placement.topology.spread import UnderSpread, spread, under_spread
+from moe_placement.topology.topology import interleaved
 
 Case = tuple[Placement, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 

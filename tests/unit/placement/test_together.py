@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from bench import recorded_loads, topology_rows
 from bench.placement_loads import gap
-from moe_placement import full_fractions, together
 from moe_placement.bound import lower_bound
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
+from moe_placement.full import full_fractions
 from moe_placement.placement import Placement, faults
 from moe_placement.score import rank_loads
+from moe_placement.topology import together
 from tests.support.planning_problems import Problem, problems
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_placement import expert_groups
-from moe_placement.topology import Topology, interleaved
+from moe_placement.topology import expert_groups
+from moe_placement.topology.topology import Topology, interleaved
 
 
 def test_domains_add_up_the_ranks_that_have_slots() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from moe_placement import trigger
-from moe_placement.decide import Mode, Policy
-from moe_placement.policy import MAX_AIM
-from moe_placement.trigger import Effort
+from moe_placement.decision import trigger
+from moe_placement.decision.decide import Mode, Policy
+from moe_placement.decision.policy import MAX_AIM
+from moe_placement.decision.trigger import Effort
 
 POLICY = Policy(Mode.AUTO, 4, 5, 60, 64, bytes_per_expert=10**8, max_bytes_per_second=2e8,
                 horizon_seconds=600)  # fmt: skip

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from moe_api.deployment import slots_per_rank
 from moe_api.plan import SlotsLRS
 from moe_api.serving import Experts
-from moe_placement import initial, membership, migration
+from moe_placement import initial
 from moe_placement.capacity import Capacity, FlagsR
-from moe_placement.migration import diff, reached
 from moe_placement.placement import Placement
 from moe_placement.planner import plan
+from moe_placement.walk import membership, migration
+from moe_placement.walk.migration import diff, reached
 
 
 def assert_complete(slots: SlotsLRS, num_experts: int) -> None:

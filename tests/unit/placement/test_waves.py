@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from bench import greedy_hierarchical
 from bench.placement_loads import LOADS, SHAPES, drift, make_load
 from moe_api.plan import SlotsLRS
-from moe_placement import migration, waves
 from moe_placement.capacity import Capacity
 from moe_placement.placement import copies, received
-from moe_placement.waves import Limits, WalkError
+from moe_placement.walk import migration, waves
+from moe_placement.walk.waves import Limits, WalkError
 from tests.support.walk_judge import follow, held
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_api.load import LoadReport
+from moe_placement.decision.window import MAX_SAMPLES, LoadWindow, ServedSince, enough_tokens, noise
 from moe_placement.placement import Placement
-from moe_placement.window import MAX_SAMPLES, LoadWindow, ServedSince, enough_tokens, noise
 
 
 def report(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from moe_api.plan import GroupPlan
 from moe_api.worker import MigrationState
 from moe_kernels.sampling import NonFiniteLogits
-from moe_placement.migration import diff
+from moe_placement.walk.migration import diff
 from moe_worker.engine.agreement import Agreement, Ballot, decide
 from moe_worker.engine.council import Council
 from moe_worker.engine.gaps import StepGaps

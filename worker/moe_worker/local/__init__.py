@@ -12,7 +12,7 @@ import argparse
 import ipaddress
 from pathlib import Path
 
-from moe_placement.decide import Mode
+from moe_placement.decision.decide import Mode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,13 +23,14 @@ from moe_api.plan import (
     encode_layers,
 )
 from moe_api.worker import WorkerPhase, WorkerState
-from moe_placement import membership, score
-from moe_placement.decide import Decision, Policy, Walk, decide
+from moe_placement import score
+from moe_placement.decision.decide import Decision, Policy, Walk, decide
+from moe_placement.decision.window import LoadWindow, ServedSince
 from moe_placement.initial import InsufficientSlots, contiguous
 from moe_placement.placement import Placement
 from moe_placement.resplit import fitting, resplit
 from moe_placement.score import LoadLE
-from moe_placement.window import LoadWindow, ServedSince
+from moe_placement.walk import membership
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from moe_api.worker import (
     WorkerConfig,
     WorkerPhase,
 )
-from moe_placement.decide import Mode, Policy
+from moe_placement.decision.decide import Mode, Policy
 from moe_placement.initial import InsufficientSlots
 from moe_worker.local import table
 from moe_worker.local.client import ControlClient

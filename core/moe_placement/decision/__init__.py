@@ -1,0 +1,1 @@
+"""When to rebalance and how far: loads, triggers, walks under way, replays."""

@@ -1,0 +1,1 @@
+"""Plans for engines that split tokens evenly among copies."""

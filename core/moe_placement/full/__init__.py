@@ -1,0 +1,1 @@
+"""Plans from nothing whose copies serve shares of their own."""

@@ -1,0 +1,1 @@
+"""From the placement in force to balance in few moves."""

@@ -1,0 +1,1 @@
+"""Plans that see domains: what crosses their borders, copies apart, experts together."""
