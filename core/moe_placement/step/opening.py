@@ -70,6 +70,8 @@ class Offers:
     """What its rank can take once the slot holds a copy of an expert under pressure."""
     price_LRS: Floats
     """What is left over of the expert that gives up the slot."""
+    elsewhere_LRS: Floats
+    """Room that the expert's other ranks have for it."""
     behind_LR: Floats
     """Room of the rank, and what it can hand on."""
     room_LR: Floats
@@ -81,10 +83,9 @@ def offers(residual: Residual, absorb: Absorb, slots_R: SlotsR, copies: CopyLimi
     shape = residual.slots_LRS.shape
     held_LRS = residual.slots_LRS >= 0
     token_LRS, room_LR = residual.token_LRS, residual.room_Q().reshape(shape[:2])
-    on_LRS = np.zeros(shape)
-    on_LRS.reshape(-1)[residual.edges.slot_N] = np.minimum(
-        token_LRS.reshape(-1)[residual.edges.slot_N], absorb.by_others_N
-    )
+    elsewhere_LRS = np.zeros(shape)
+    elsewhere_LRS.reshape(-1)[residual.edges.slot_N] = absorb.by_others_N
+    on_LRS = np.minimum(token_LRS, elsewhere_LRS)
     price_LRS = token_LRS - on_LRS
     behind_LR = room_LR + sum_slots(on_LRS)
     first = np.arange(shape[0])[:, None, None] * residual.num_experts
@@ -96,6 +97,7 @@ def offers(residual: Residual, absorb: Absorb, slots_R: SlotsR, copies: CopyLimi
         usable_LRS,
         to_slots(behind_LR, shape[2]) + price_LRS,
         price_LRS,
+        elsewhere_LRS,
         behind_LR,
         room_LR,
         count_LRS,
@@ -115,15 +117,14 @@ def choose(
     equal ones that on the rank with most room.
 
     In a turn each layer gets one opening, for what is then its worst bottleneck. A rank is used
-    once, and so is an expert that gave up a copy; that they share room with others is not known
-    here, so what the openings bring has to be looked at.
+    once, and the room that a given up copy needs elsewhere is not offered again; that openings may
+    share room further away is not known here, so what they bring has to be looked at.
 
     Args:
         at_any_price: the best one of each layer even if it relieves nothing.
     """
     num_slots, most = residual.num_slots, copies.most(residual.num_ranks)
-    usable_LRS = given.usable_LRS & ~banned_LRS
-    count_LE = residual.copies_F.reshape(residual.num_layers, -1).copy()
+    work = _Work.of(residual, given, copies, banned_LRS)
     excess_B = bottlenecks.excess_B.copy()
     taken: list[Openings] = []
     for _ in range(1 if at_any_price else MAX_TURNS):
@@ -133,10 +134,10 @@ def choose(
         layer_N, expert_N = bottlenecks.layer_B[turn], bottlenecks.expert_B[turn]
         slots_NRS = residual.slots_LRS[layer_N]
         refuses_NR = any_slot(slots_NRS == expert_N[:, None, None])
-        refuses_NR |= (count_LE[layer_N, expert_N] >= most)[:, None]
-        relief_NRS = np.minimum(excess_B[turn, None, None], given.takes_LRS[layer_N])
-        relief_NRS -= given.price_LRS[layer_N]
-        relief_NRS[~usable_LRS[layer_N]] = -np.inf
+        refuses_NR |= (work.count_LE[layer_N, expert_N] >= most)[:, None]
+        relief_NRS = np.minimum(excess_B[turn, None, None], work.takes_LRS[layer_N])
+        relief_NRS -= work.price_LRS[layer_N]
+        relief_NRS[~work.usable_LRS[layer_N]] = -np.inf
         relief_NRS[refuses_NR] = -np.inf
         relief_NP = relief_NRS.reshape(len(turn), -1)
         best_N = relief_NP.max(axis=1)
@@ -148,13 +149,57 @@ def choose(
         excess_B[turn] = np.where(worth_N, excess_B[turn] - best_N, 0.0)
         rank_N, slot_N = place_N // num_slots, place_N % num_slots
         now = Openings(layer_N, rank_N, slot_N, expert_N, best_N).only(worth_N)
-        given_up_N = residual.slots_LRS[now.layer_M, now.rank_M, now.slot_M]
-        usable_LRS[now.layer_M, now.rank_M] = False
-        same_NRS = residual.slots_LRS[now.layer_M] == given_up_N[:, None, None]
-        usable_LRS[now.layer_M] &= ~same_NRS | (given_up_N < 0)[:, None, None]
-        count_LE[now.layer_M, now.expert_M] += 1
+        work.take(now)
         taken.append(now)
     return joined(taken)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What is left of the offers while openings are chosen."""
+
+    residual: Residual
+    min_copies: int
+    usable_LRS: Flags
+    takes_LRS: Floats
+    price_LRS: Floats
+    elsewhere_LRS: Floats
+    count_LE: Ints
+
+    @classmethod
+    def of(cls, residual: Residual, given: Offers, copies: CopyLimits, banned_LRS: Flags) -> _Work:
+        return cls(
+            residual,
+            copies.min_copies,
+            given.usable_LRS & ~banned_LRS,
+            given.takes_LRS.copy(),
+            given.price_LRS.copy(),
+            given.elsewhere_LRS.copy(),
+            residual.copies_F.reshape(residual.num_layers, residual.num_experts).copy(),
+        )
+
+    def take(self, now: Openings) -> None:
+        """One opening a layer is taken, and a copy of another expert given up for it."""
+        slots_LRS, token_LRS = self.residual.slots_LRS, self.residual.token_LRS
+        self.usable_LRS[now.layer_M, now.rank_M] = False
+        self.count_LE[now.layer_M, now.expert_M] += 1
+        given_up_M = slots_LRS[now.layer_M, now.rank_M, now.slot_M].astype(np.int64)
+        now, given_up_M = now.only(given_up_M >= 0), given_up_M[given_up_M >= 0]
+        self.count_LE[now.layer_M, given_up_M] -= 1
+        slots_MP = slots_LRS.reshape(len(slots_LRS), -1)[now.layer_M]
+        which, place = np.divmod(np.flatnonzero(slots_MP == given_up_M[:, None]), slots_MP.shape[1])
+        layer, (rank, slot) = now.layer_M[which], np.divmod(place, slots_LRS.shape[2])
+        left = self.count_LE[layer, given_up_M[which]]
+        self.usable_LRS[layer, rank, slot] &= left > self.min_copies
+        needed_M = token_LRS[now.layer_M, now.rank_M, now.slot_M]
+        elsewhere = np.maximum(self.elsewhere_LRS[layer, rank, slot] - needed_M[which], 0.0)
+        dearer = token_LRS[layer, rank, slot] - np.minimum(token_LRS[layer, rank, slot], elsewhere)
+        dearer -= self.price_LRS[layer, rank, slot]
+        self.elsewhere_LRS[layer, rank, slot] = elsewhere
+        self.price_LRS[layer, rank, slot] += dearer
+        # The slot itself takes as much as before, the others of its rank can hand on less.
+        self.takes_LRS[layer, rank] -= dearer[:, None]
+        self.takes_LRS[layer, rank, slot] += dearer
 
 
 def joined(parts: list[Openings]) -> Openings:
