@@ -179,7 +179,7 @@ def _edges(
 def _starts(num_layers: int, num_experts: int, member: int) -> npt.NDArray[np.int64]:
     """Scattered over the unit interval by layer and expert, evenly spread by member."""
     numbers = range(num_layers * num_experts)
-    starts = [(0 * number + member * _MEMBER_STEP) & _ALL_BITS for number in numbers]
+    starts = [(_scattered(number) + member * _MEMBER_STEP) & _ALL_BITS for number in numbers]
     return np.asarray(starts, dtype=np.uint64).astype(np.int64).reshape(num_layers, num_experts)
 
 
