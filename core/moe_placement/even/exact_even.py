@@ -67,7 +67,7 @@ def plan(
     if known_LRS is None:
         counts_LE = finest(load_LE, slots_R, limits)
         known_LRS = deal(load_LE, counts_LE, slots_R, speeds_R, limits, in_rounds=False)
-    bound_L = lower_bound(load_LE, slots_R, speeds_R, limits.max_copies)
+    bound_L = lower_bound(load_LE, slots_R, speeds_R, limits.max_copies, limits.min_copies)
     slots_LRS, proven_L = known_LRS.copy(), np.zeros(len(load_LE), dtype=np.bool_)
     for layer in range(len(load_LE)):
         found, proven_L[layer] = _best(

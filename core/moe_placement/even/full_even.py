@@ -87,7 +87,7 @@ class _Problem:
     ) -> _Problem:
         slots_R = np.minimum(slots_R, load_LE.shape[1])
         limits = limits.within_reach(load_LE.shape[1], slots_R)
-        bound_L = lower_bound(load_LE, slots_R, speeds_R, limits.max_copies)
+        bound_L = lower_bound(load_LE, slots_R, speeds_R, limits.max_copies, limits.min_copies)
         most = limits.most(int((slots_R > 0).sum()))
         return cls(load_LE, slots_R, speeds_R, limits, bound_L, most)
 

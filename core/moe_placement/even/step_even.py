@@ -53,7 +53,7 @@ def improve(
     limits = limits.within_reach(load_LE.shape[1], slots_R)
     current_LRS = _wide(current_LRS, int(slots_R.max()))
     start_LRS = _started(load_LE, current_LRS, slots_R, speeds_R, limits)
-    bound_L = lower_bound(load_LE, slots_R, speeds_R, limits.max_copies)
+    bound_L = lower_bound(load_LE, slots_R, speeds_R, limits.max_copies, limits.min_copies)
     target_L = bound_L * (1.0 + goal)
     left = None if max_moves is None else max(0, max_moves - received(current_LRS, start_LRS))
     now_LRS = start_LRS

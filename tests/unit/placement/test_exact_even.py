@@ -106,6 +106,13 @@ def test_says_when_it_stopped() -> None:
     assert list(faults(Placement.even(exact.slots_LRS), np.array([16]), capacity)) == []
 
 
+def test_says_when_its_work_was_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = placement_loads.make_load("a", "zipf1.0", salt=23)[:4]
+    monkeypatch.setattr(exact_even, "MAX_WORK", 20)
+    exact = exact_even.plan(load, np.full(8, 2), np.ones(8), CopyLimits())
+    assert not exact.proven_L.any()
+
+
 def test_keeps_a_plan_that_is_the_best() -> None:
     load, speeds = np.array([[2.0, 1.0, 1.0]]), np.ones(2)
     known = np.array([[[2, 1], [0, -1]]], dtype=np.int32)
