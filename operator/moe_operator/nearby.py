@@ -23,7 +23,7 @@ from moe_placement.capacity import DomainsR
 from moe_placement.decision.window import enough_tokens
 from moe_placement.placement import Placement
 from moe_placement.score import RankLoadsLR
-from moe_placement.topology.borders import near, shares_from
+from moe_placement.topology.borders import all_shares, near
 
 MAX_COST = 1.01
 """Near dispatch begins when no layer's fullest rank gets busier than by this factor."""
@@ -58,10 +58,10 @@ def dispatch(
         border_R: domains whose border is looked at.
     """
     loads_LR: RankLoadsLR = np.zeros(placement.slots_LRS.shape[:2])
-    stayed = 0.0
+    shares_DLRS, stayed = all_shares(placement, near_R, sources), 0.0
     for near_domain, domain in dict.fromkeys(zip(near_R.tolist(), border_R.tolist(), strict=True)):
         here_R = (near_R == near_domain) & (border_R == domain)
-        shares_LRS = shares_from(near_domain, placement, near_R, sources)
+        shares_LRS = shares_DLRS[near_domain]
         sent_LR = score.rank_loads(placement.slots_LRS, shares_LRS, routed_RLE[here_R].sum(axis=0))
         loads_LR += sent_LR
         stayed += float(sent_LR[:, border_R == domain].sum())

@@ -58,10 +58,9 @@ class Step:
         return nearby.preferred(placement, self.sources, self.balance.routed_RLE, domains)
 
     def toward(self, placement: Placement, sources: Sequence[int] | None) -> GroupPlan:
-        limits = allowance.limits(self.wish)
-        return plans.wave(
-            self.plan, self.leader_epoch, self.current, placement, limits, sources
-        )  # fmt: skip
+        """The plan of the next epoch."""
+        limits, epoch = allowance.limits(self.wish), self.leader_epoch
+        return plans.wave(self.plan, epoch, self.current, placement, limits, sources)
 
 
 def evacuated(step: Step, leaving: Sequence[int]) -> Step:

@@ -16,7 +16,7 @@ import numpy as np
 from moe_api.plan import FractionsLRS
 from moe_placement.capacity import DomainsR
 from moe_placement.placement import Placement
-from moe_placement.topology.dispatch import shares_of
+from moe_placement.topology.dispatch import ShareD, SharesDLRS, shares_of, source_shares
 
 
 def domains_at(domains: Sequence[Sequence[str]], level: int) -> DomainsR:
@@ -50,7 +50,23 @@ def shares_from(
         near_R: as `near` gives them.
         sources: `GroupPlan.sources`; absent = ranks of all domains send by the fractions.
     """
-    if sources is None or sum(sources) == 0 or not near_R.any():
+    source_D = _source_D(near_R, sources)
+    if source_D is None:
         return placement.fractions_LRS
-    source_D = np.bincount(near_R, weights=np.asarray(sources)).astype(np.float64)
     return shares_of(domain, placement.slots_LRS, placement.fractions_LRS, near_R, source_D)
+
+
+def all_shares(placement: Placement, near_R: DomainsR, sources: Sequence[int] | None) -> SharesDLRS:
+    """`shares_from` every domain, [D, L, R, S]."""
+    source_D = _source_D(near_R, sources)
+    if source_D is None:
+        alike = placement.fractions_LRS
+        return np.broadcast_to(alike, (int(near_R.max()) + 1, *alike.shape))
+    return source_shares(placement.slots_LRS, placement.fractions_LRS, near_R, source_D)
+
+
+def _source_D(near_R: DomainsR, sources: Sequence[int] | None) -> ShareD | None:
+    """How much comes from each domain; None where all send alike."""
+    if sources is None or sum(sources) == 0 or not near_R.any():
+        return None
+    return np.bincount(near_R, weights=np.asarray(sources)).astype(np.float64)
