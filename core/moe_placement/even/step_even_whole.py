@@ -76,16 +76,8 @@ class _Repair:
                 self.leave(rank)
 
     def leave(self, rank: int) -> None:
-        """One expert of the rank goes elsewhere. Where no rank has room, one makes room by retiring
-        a copy above the last one."""
-        if not self.open().any():
-            if self.retire_spare(rank, least=1):
-                return
-            # Experts fit into the slots: some expert has two copies, on ranks that hold no other
-            # expert of this one.
-            other = self.lightest(self.has_spare(1))
-            assert other is not None
-            self.retire_spare(other, least=1)
+        """A step towards fewer experts on the rank: one goes elsewhere or, if no rank has room, a copy
+        above the last one retires."""
         held = self.held(rank)
         for expert in held[np.argsort(self.shares()[held], kind="stable")].tolist():
             to = self.lightest(self.open() & ~self.holds(expert))
@@ -93,7 +85,12 @@ class _Repair:
                 self.retire(rank, expert)
                 self.add(to, expert)
                 return
-        assert self.retire_spare(rank, least=1)  # all it holds is on the open ranks too
+        if self.retire_spare(rank, least=1):
+            return
+        # All slots are filled and some rank holds more, but experts fit: one has two copies.
+        other = self.lightest(self.has_spare(1))
+        assert other is not None
+        self.retire_spare(other, least=1)
 
     def fill(self) -> None:
         """Missing copies come, those of experts without any first, the most loaded first."""

@@ -202,6 +202,16 @@ def test_a_lost_expert_comes_back_beyond_any_budget() -> None:
     assert new.tolist() == [[[0, 3], [1, 2]]]
 
 
+def test_ranks_that_hold_too_much_find_room_on_each_other() -> None:
+    """Where all are full, copies that have others retire until experts without others fit."""
+    load = np.array([[4.0, 3.0, 2.0, 1.0]])
+    current = np.array([[[0, 1], [2, 3], [2, 3]]], dtype=np.int32)
+    slots = np.array([1, 1, 2])
+    new = step_even.improve(load, current, slots, np.ones(3), FREE, GOAL, 0)
+    assert valid(new, 4, slots)
+    assert received(current, new) == 1
+
+
 def test_slow_ranks_are_relieved_first() -> None:
     load = np.array([[4.0, 4.0, 1.0, 1.0]])
     current = np.array([[[0, 1], [2, 3]]], dtype=np.int32)
