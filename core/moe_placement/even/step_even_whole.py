@@ -76,8 +76,8 @@ class _Repair:
                 self.leave(rank)
 
     def leave(self, rank: int) -> None:
-        """A step towards fewer experts on the rank: one goes elsewhere or, if no rank has room, a copy
-        above the last one retires."""
+        """A step towards fewer experts on the rank: one goes elsewhere or, if no rank has room, a
+        copy above the last one retires."""
         held = self.held(rank)
         for expert in held[np.argsort(self.shares()[held], kind="stable")].tolist():
             to = self.lightest(self.open() & ~self.holds(expert))
