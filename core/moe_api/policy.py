@@ -70,7 +70,7 @@ class Disruption(Block):
     pdb: Literal["GroupAware", "None"] = "GroupAware"
     """GroupAware makes a disruption budget for each group that never blocks for ever."""
     evacuate_on_cordon: bool = True
-    """Move experts away from a node as soon as it is cordoned, before its workers may be evicted."""
+    """Move experts away from a node once it is cordoned, before its workers may be evicted."""
 
 
 class Metric(Block):
