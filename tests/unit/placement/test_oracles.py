@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bench import greedy_hierarchical, placement_loads
 from moe_placement.bound import lower_bound
 from moe_placement.capacity import Capacity
+from moe_placement.even.full_even import AIM
 from moe_placement.goal import Goal, Split
 from moe_placement.planner import plan
 from moe_placement.score import rank_loads
@@ -124,8 +125,10 @@ def test_a_plan_of_few_experts_is_the_best_there_is(
     every = listed(load_LE.shape[1], capacity.slots_R.tolist())
     placement = plan(load_LE, capacity, Goal(split=split)).placement
     loads_LR = rank_loads(placement.slots_LRS, placement.fractions_LRS, load_LE)
+    # So near to the bound the search for an even split ends.
+    tolerance = LP_TOLERANCE if split is Split.FRACTIONS else AIM
     for load_E, level in zip(load_LE, (loads_LR / capacity.speeds_R).max(axis=1), strict=True):
-        assert level <= level_of(load_E, every, capacity.speeds_R) * (1 + LP_TOLERANCE)
+        assert level <= level_of(load_E, every, capacity.speeds_R) * (1 + tolerance)
 
 
 def without_second_copies(slots_LRS: np.ndarray) -> np.ndarray:
