@@ -234,6 +234,31 @@ def evict(moe: Deployment, pod: str) -> None:
     moe.cluster.api.request("POST", path, body)
 
 
+def test_experts_leave_a_cordoned_node_before_its_pod_may_go(moe: Deployment, answer: str) -> None:
+    nodes = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in moe.pods()}
+    alone = [name for name, node in nodes.items() if list(nodes.values()).count(node) == 1]
+    pods = [member["pod"] for member in moe.placement()["spec"]["members"]]
+    rank = pods.index(alone[0])
+    moe.cluster.kubectl("cordon", nodes[alone[0]])
+    try:
+        moe.wait(
+            lambda: (
+                bool((moe.plan().slots()[:, rank] == -1).all())
+                and moe.placement()["status"]["appliedEpoch"] == moe.plan().epoch
+            ),
+            "its rank to hold nothing",
+        )
+        assert "Evacuation" in [decision["reason"] for decision in moe.status["decisions"]]
+        moe.wait(
+            lambda: moe.get("pdb", names.group_name(moe.name, 0))["status"]["disruptionsAllowed"],
+            "the budget to let its pod go",
+        )
+        for address in moe.addresses():
+            assert moe.answer(PROMPT, address=address) == answer, "the empty rank serves on"
+    finally:
+        moe.cluster.kubectl("uncordon", nodes[alone[0]])
+
+
 def test_changed_image_replaces_every_pod_once(moe: Deployment, answer: str) -> None:
     before = moe.uids()
     seen: set[str] = set()
