@@ -191,7 +191,8 @@ class _Work:
         layer, (rank, slot) = now.layer_M[which], np.divmod(place, slots_LRS.shape[2])
         left = self.count_LE[layer, given_up_M[which]]
         self.usable_LRS[layer, rank, slot] &= left > self.min_copies
-        needed_M = token_LRS[now.layer_M, now.rank_M, now.slot_M]
+        # Its tokens need room elsewhere, and its rank has none for this expert any more.
+        needed_M = self.takes_LRS[now.layer_M, now.rank_M, now.slot_M]
         elsewhere = np.maximum(self.elsewhere_LRS[layer, rank, slot] - needed_M[which], 0.0)
         dearer = token_LRS[layer, rank, slot] - np.minimum(token_LRS[layer, rank, slot], elsewhere)
         dearer -= self.price_LRS[layer, rank, slot]

@@ -18,6 +18,7 @@ from moe_api.plan import FractionsLRS, SlotsLRS
 from moe_placement.bound import lower_bound
 from moe_placement.capacity import SlotsR, SpeedsR
 from moe_placement.copy_limits import CopyLimits
+from moe_placement.placement import received
 from moe_placement.score import LoadLE, rank_loads
 from moe_placement.split import best_fractions
 from moe_placement.step.overflow import NOTHING
@@ -64,10 +65,9 @@ def improve(
     bound_L = lower_bound(load_LE, slots_R, speeds_R, copies.max_copies)
     target_L = (1 + goal) * bound_L / (1 + NOTHING)
     found = search(load_LE, start_LRS, target_L, rules, None)
-    if max_moves is not None and found.moves_L.sum() > max_moves:
+    slots_LRS = _nearest(load_LE, start_LRS, target_L, rules, found)
+    if max_moves is not None and received(start_LRS, slots_LRS) > max_moves:
         slots_LRS = _within(load_LE, start_LRS, target_L, rules, max_moves)
-    else:
-        slots_LRS = _nearest(load_LE, start_LRS, target_L, rules, found)
     return slots_LRS, best_fractions(load_LE, slots_LRS, speeds_R)
 
 

@@ -81,8 +81,8 @@ class _Memory:
     layer_O: Ints
     banned_ORS: Flags
     """Slots that are left alone until the layer has got better."""
-    careful_O: Flags
-    """One change at a time: several together were too much."""
+    allowed_O: Ints
+    """Changes at a time: fewer when several together were too much."""
     fresh_O: Flags
     """Nothing has changed since tokens were split afresh."""
     given_up_O: Flags
@@ -100,9 +100,9 @@ class _Memory:
         return cls(
             layer_O=np.arange(num_layers),
             banned_ORS=np.zeros(residual.slots_LRS.shape, dtype=np.bool_),
-            careful_O=no,
+            allowed_O=np.full(num_layers, opening.MAX_TURNS),
             fresh_O=~no,
-            given_up_O=no.copy(),
+            given_up_O=no,
             failures_O=none,
             kicks_O=none.copy(),
             moves_O=none.copy(),
@@ -182,9 +182,12 @@ class _Search:
         return named_O
 
     def _careful(self, found: Openings) -> Openings:
-        first_M = np.zeros(len(found), dtype=np.bool_)
-        first_M[np.unique(found.layer_M, return_index=True)[1]] = True
-        return found.only(first_M | ~self.memory.careful_O[found.layer_M])
+        """The first of each layer, as many as allowed."""
+        order_M = np.argsort(found.layer_M, kind="stable")
+        start_M = np.searchsorted(found.layer_M[order_M], found.layer_M[order_M])
+        nth_M = np.empty(len(found), dtype=np.int64)
+        nth_M[order_M] = np.arange(len(found)) - start_M
+        return found.only(nth_M < self.memory.allowed_O[found.layer_M])
 
     def _refresh(self, again_O: Flags) -> None:
         """Splits tokens afresh, so that the end does not depend on the way there."""
@@ -197,7 +200,7 @@ class _Search:
         token_ORS[again_O] = fresh.token_LRS
         residual.place(slots_ORS, token_ORS)
         memory.banned_ORS[again_O & (memory.kicks_O == 0)] = False
-        memory.careful_O[again_O], memory.failures_O[again_O] = False, 0
+        memory.allowed_O[again_O], memory.failures_O[again_O] = opening.MAX_TURNS, 0
         memory.fresh_O[again_O] = True
 
     def _try(self, single: Openings, double: Openings, kicks: Openings, by_rank_N: Floats) -> None:
@@ -238,8 +241,9 @@ class _Search:
         memory.banned_ORS[found.layer_M[out_M], found.rank_M[out_M], found.slot_M[out_M]] = True
         memory.failures_O = np.where(worse_O, memory.failures_O + 1, 0)
         memory.banned_ORS[memory.failures_O >= MAX_FAILURES] = True
-        memory.careful_O |= worse_O
-        memory.careful_O[found.layer_M[alone_M & ~worse_O[found.layer_M]]] = False
+        fewer_O = np.maximum(1, np.minimum(memory.allowed_O, num_O) // 4)
+        more_O = np.minimum(2 * memory.allowed_O, opening.MAX_TURNS)
+        memory.allowed_O = np.where(worse_O, fewer_O, np.where(num_O > 0, more_O, memory.allowed_O))
 
     def _record(self, changed_O: Flags) -> None:
         """Layers that are better than ever before may try everything again."""
