@@ -118,7 +118,12 @@ class Effects:
 
 def strain(level: Floats, below: Floats) -> Floats:
     """Strain of a rank: max(0, level − 1)² + below · level²."""
-    return np.asarray(np.maximum(level - 1.0, 0.0) ** 2 + below * level**2)
+    out = np.maximum(level - 1.0, 0.0)
+    out *= out
+    squared = level * level
+    squared *= below
+    out += squared
+    return np.asarray(out)
 
 
 def each(values_LF: npt.NDArray[_Scalar], slots_LRS: SlotsLRS) -> npt.NDArray[_Scalar]:

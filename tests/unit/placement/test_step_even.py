@@ -11,7 +11,7 @@ from bench import placement_loads
 from moe_placement.bound import gap, lower_bound
 from moe_placement.capacity import Capacity
 from moe_placement.copy_limits import CopyLimits
-from moe_placement.even import full_even, step_even
+from moe_placement.even import full_even, step_even, step_even_rows
 from moe_placement.even.step_even_scene import Effects, Scene, Taboo, strain
 from moe_placement.even.step_even_seats import seated
 from moe_placement.even.step_even_whole import whole
@@ -72,6 +72,23 @@ def test_valid_never_worse_and_within_the_budget(
         assert received(current, new) <= max_moves
 
 
+@settings(deadline=None, max_examples=60)
+@given(problems(present=True, closed=False, ragged=False), st.integers(1, 2))
+def test_several_full_ranks_at_once_do_not_get_into_each_others_way(
+    problem: Problem, takers: int
+) -> None:
+    """As with very many ranks, but few enough to meet often."""
+    assert problem.current is not None
+    load, current = problem.load_LE, problem.current.slots_LRS
+    slots, speeds = problem.capacity.slots_R, problem.capacity.speeds_R
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_even_rows, "TAKERS", takers)
+        new = step_even.improve(load, current, slots, speeds, FREE, 0.0, None)
+    assert valid(new, load.shape[1], slots)
+    before_L, after_L = gaps(load, current, slots, speeds), gaps(load, new, slots, speeds)
+    assert (after_L <= before_L + 1e-9).all()
+
+
 @settings(deadline=None, max_examples=40)
 @given(problems(present=True, closed=False, ragged=False))
 def test_an_unchanged_load_moves_nothing(problem: Problem) -> None:
@@ -107,6 +124,7 @@ def test_what_is_missing_comes_and_what_is_too_much_goes(
     new = step_even.improve(load, current, slots, speeds, limits, GOAL, 0)
     assert valid(new, num_experts, slots)
     counts_LE = copies(new, num_experts)
+    assert counts_LE.min() >= limits.min_copies
     assert counts_LE.max() <= limits.most(len(slots))
     if (current >= 0).any(axis=(1, 2)).all():
         start = whole(load, current, slots, speeds, limits)
@@ -210,6 +228,24 @@ def test_ranks_that_hold_too_much_find_room_on_each_other() -> None:
     new = step_even.improve(load, current, slots, np.ones(3), FREE, GOAL, 0)
     assert valid(new, 4, slots)
     assert received(current, new) == 1
+
+
+def test_copies_above_the_limit_retire_on_the_fullest_ranks() -> None:
+    load = np.array([[6.0, 3.0, 1.0, 0.0]])
+    current = np.array([[[0, 1], [0, 2], [0, 3]]], dtype=np.int32)
+    new = step_even.improve(
+        load, current, np.full(3, 2), np.ones(3), CopyLimits(max_copies=2), 9.0, 0
+    )
+    assert new.tolist() == [[[-1, 1], [0, 2], [0, 3]]]
+
+
+def test_copies_below_the_limit_come_to_the_lightest_ranks() -> None:
+    load = np.array([[6.0, 1.0]])
+    current = np.array([[[0, -1], [1, -1], [-1, -1]]], dtype=np.int32)
+    new = step_even.improve(
+        load, current, np.full(3, 2), np.ones(3), CopyLimits(min_copies=2), 9.0, 0
+    )
+    assert new.tolist() == [[[0, 1], [1, -1], [0, -1]]]
 
 
 def test_slow_ranks_are_relieved_first() -> None:
