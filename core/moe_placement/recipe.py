@@ -33,8 +33,8 @@ from moe_placement.topology.topology import interleaved
 
 WORTHWHILE_GAP = 1e-3
 """A layer is planned anew only if that brings its fullest rank this much nearer to the bound."""
-ROUNDING = 1e-9
-"""Shares of a rank's load that are no difference."""
+NO_DIFFERENCE = 1e-4
+"""Share of the fullest rank's load for which nothing in force is changed."""
 
 
 def plan_alike(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement | None) -> Planned:
@@ -153,7 +153,7 @@ def _kept(
     for short in under_spread(current.slots_LRS, ranks.domains_R, goal.spread_domains):
         valid_L[short.layer] = False
     keep_L = valid_L & (
-        _peaks(load_LE, ranks, there) >= _peaks(load_LE, ranks, current) * (1 - ROUNDING)
+        _peaks(load_LE, ranks, there) >= _peaks(load_LE, ranks, current) * (1 - NO_DIFFERENCE)
     )
     return Placement(
         np.where(keep_L[:, None, None], current.slots_LRS, there.slots_LRS),
