@@ -51,6 +51,8 @@ class Rows:
     third_N: Ints
     """The lightest taker with a free slot."""
     has_third_N: Flags
+    acts_NT: Flags
+    """The taker is itself the full rank of a row of its layer, so nothing may come to it."""
 
     @classmethod
     def of(cls, scene: Scene, effects: Effects, below_L: Floats) -> Rows:
@@ -71,7 +73,8 @@ class Rows:
         share_NB, more_NB = scene.share_LF[at], scene.more_LF[at]
         own_NB = strain(level_N1 - (share_NB - more_NB) * pace_N1, below_N1) - strain_N1
         slots_NTS, level_NT = scene.slots_LRS[to], scene.level_LR[to]
-        open_NT = scene.open_LR[to] & (taker != full_N[:, None])
+        acts_NT = _any_full(scene, layer, full_N)[to]
+        open_NT = scene.open_LR[to] & ~acts_NT
         return cls(
             layer_N=layer,
             below_N1=below_N1,
@@ -95,7 +98,8 @@ class Rows:
             strain_NT1=effects.strain_LR[to][:, :, None],
             pace_NT=scene.pace_R[taker],
             third_N=np.where(open_NT, level_NT, np.inf).argmin(axis=1),
-            has_third_N=open_NT.any(axis=1),
+            has_third_N=np.asarray(open_NT.any(axis=1)),
+            acts_NT=acts_NT,
         )
 
 
@@ -128,7 +132,7 @@ class Barred:
         enough_LF = scene.counts_LF >= limits.most(num_ranks)
         meets_NBT = (rows.slots_NTS[:, None] == rows.expert_NB[:, :, None, None]).any(axis=3)
         meets_NBT |= ~rows.present_NB[:, :, None]
-        meets_NBT |= _is_full(scene, rows)[:, None, :]
+        meets_NBT |= rows.acts_NT[:, None, :]
         go_on_NTS = held_NTS | on_third_NTS | ~rows.has_third_N[:, None, None]
         go_on_NTS[number, rows.third_N] = True
         third_NBT = (rows.expert_NB[:, :, None] == third_NS[:, None, :]).any(axis=2)[:, :, None]
@@ -150,11 +154,11 @@ def _fullest(level_LR: Floats, number: int) -> Ints:
     return np.asarray(np.argsort(-level_LR, axis=1, kind="stable")[:, :number])
 
 
-def _is_full(scene: Scene, rows: Rows) -> Flags:
-    """Whether a taker is itself the full rank of a row of its layer, [N, T]."""
+def _any_full(scene: Scene, layer_N: Ints, full_N: Ints) -> Flags:
+    """Whether a rank is the full one of a row, [L, R]."""
     full_LR = np.zeros(scene.level_LR.shape, dtype=np.bool_)
-    full_LR[rows.layer_N, rows.full_N] = True
-    return np.asarray(full_LR[rows.layer_N[:, None], rows.taker_NT])
+    full_LR[layer_N, full_N] = True
+    return full_LR
 
 
 def _any_of(slots_NTS: SlotsLRS, expert_NB: Ints) -> Flags:
