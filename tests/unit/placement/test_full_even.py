@@ -191,6 +191,7 @@ def test_finest_numbers_make_the_largest_share_smallest() -> None:
     load = np.array([[9.0, 4.0, 1.0]])
     assert finest(load, np.full(3, 2), FREE).tolist() == [[3, 2, 1]]
     assert finest(load, np.full(3, 2), CopyLimits(max_copies=2)).tolist() == [[2, 2, 2]]
+    assert finest(np.full((1, 3), 5.0), np.full(2, 2), FREE).tolist() == [[2, 1, 1]]
     assert capped(load, np.array([3.0]), 1, 3).tolist() == [[3, 2, 1]]
     assert capped(load, np.array([3.0]), 2, 2).tolist() == [[2, 2, 2]]
 

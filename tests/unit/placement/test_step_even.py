@@ -72,7 +72,7 @@ def test_valid_never_worse_and_within_the_budget(
         assert received(current, new) <= max_moves
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(problems(present=True, closed=False, ragged=False), st.integers(1, 2))
 def test_several_full_ranks_at_once_do_not_get_into_each_others_way(
     problem: Problem, takers: int
