@@ -23,7 +23,7 @@ from moe_placement.placement import received
 from moe_placement.score import LoadLE
 
 EFFORT = Effort()
-MAX_SEARCHES = 3
+MAX_SEARCHES = 8
 """A layer whose search ended with a gain but short of its goal is searched again from there."""
 
 
@@ -56,7 +56,7 @@ def improve(
     bound_L = lower_bound(load_LE, slots_R, speeds_R, limits.max_copies, limits.min_copies)
     target_L = bound_L * (1.0 + goal)
     left = None if max_moves is None else max(0, max_moves - received(current_LRS, start_LRS))
-    now_LRS = start_LRS
+    now_LRS = seated(current_LRS, start_LRS)
     searched_L = np.arange(len(load_LE))
     for _ in range(MAX_SEARCHES):
         trail = search(
@@ -64,12 +64,14 @@ def improve(
             target_L[searched_L], EFFORT,
         )  # fmt: skip
         rounds_L = trail.best() if left is None else trail.within(left, target_L[searched_L])
-        now_LRS[searched_L] = trail.followed(rounds_L)
+        followed_LRS = trail.followed(rounds_L)
+        # The next search starts from what a later call would find in force.
+        now_LRS[searched_L] = seated(current_LRS[searched_L], followed_LRS)
         reached_L = np.stack(trail.peaks_TL)[rounds_L, np.arange(len(searched_L))] <= 1.0
         searched_L = searched_L[(rounds_L > 0) & ~reached_L]
         if left is not None or not len(searched_L):
             break
-    return seated(current_LRS, now_LRS)
+    return now_LRS
 
 
 def _started(

@@ -21,7 +21,7 @@ from moe_api.plan import SlotsLRS
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-LEAST_GAIN = 0.002
+LEAST_GAIN = 0.005
 """Less than this share of the target is not worth a move, unless it reaches the target."""
 
 
