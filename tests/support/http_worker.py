@@ -13,16 +13,16 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from moe_api.worker import ApiLimits
-from moe_worker.chat import ChatTemplate
+from moe_worker.api.prepare import ServedModel
+from moe_worker.api.server import public_app
+from moe_worker.api.traffic import Traffic
 from moe_worker.control import control_app
 from moe_worker.listener import Listener, bind
 from moe_worker.metrics import EngineCollector, WorkerMetrics
-from moe_worker.prepare import ServedModel
-from moe_worker.prompt_tokenizer import PromptTokenizer
-from moe_worker.server import public_app
 from moe_worker.serving_engine import ServingEngine
 from moe_worker.shutdown import Shutdown
-from moe_worker.traffic import Traffic
+from moe_worker.text.chat_template import ChatTemplate
+from moe_worker.text.prompt_tokenizer import PromptTokenizer
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, END, byte_tokenizer
 
 MODEL_NAME = "byte-moe"

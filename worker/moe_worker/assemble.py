@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from moe_worker.chat import TemplateUnreadable, load_template
+from moe_worker.api.prepare import ServedModel
 from moe_worker.engine.engine import Engine
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.failed_engine import FailedEngine
@@ -23,11 +23,11 @@ from moe_worker.model.config import (
     load_architecture,
 )
 from moe_worker.model.weights import Checkpoint
-from moe_worker.prepare import ServedModel
-from moe_worker.prompt_tokenizer import PromptTokenizer, TokenizerUnreadable, load_tokenizer
 from moe_worker.serve import ServeSettings
 from moe_worker.serving_engine import ServingEngine
-from moe_worker.stop_tokens import stop_token_ids
+from moe_worker.text.chat_template import TemplateUnreadable, load_template
+from moe_worker.text.prompt_tokenizer import PromptTokenizer, TokenizerUnreadable, load_tokenizer
+from moe_worker.text.stop_tokens import stop_token_ids
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from moe_api import names
 from moe_api.document import Document, DocumentError
 from moe_api.plan import Fence, GroupPlan, PlanError
 from moe_api.worker import DrainRequest
-from moe_worker.api_error import ApiError, invalid
-from moe_worker.body import BodyReader
-from moe_worker.error_answers import EXCEPTION_HANDLERS
+from moe_worker.api.api_error import ApiError, invalid
+from moe_worker.api.body import BodyReader
+from moe_worker.api.error_answers import EXCEPTION_HANDLERS
 from moe_worker.serving_engine import ServingEngine
 
 MAX_CONTROL_BODY_BYTES = 4 * 1024 * 1024

@@ -16,14 +16,14 @@ from prometheus_client import CollectorRegistry
 
 from moe_api import names
 from moe_api.worker import WorkerConfig
+from moe_worker.api.prepare import ServedModel
+from moe_worker.api.server import public_app
+from moe_worker.api.traffic import Traffic
 from moe_worker.control import control_app
 from moe_worker.listener import Listener, bind
 from moe_worker.metrics import EngineCollector, WorkerMetrics
-from moe_worker.prepare import ServedModel
-from moe_worker.server import public_app
 from moe_worker.serving_engine import ServingEngine
 from moe_worker.shutdown import Shutdown
-from moe_worker.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from moe_worker.api_error import draining_deadline
+from moe_worker.api.api_error import draining_deadline
+from moe_worker.api.traffic import Traffic
 from moe_worker.serving_engine import ServingEngine
-from moe_worker.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 

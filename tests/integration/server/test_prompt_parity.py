@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from moe_worker.chat import load_template
-from moe_worker.openai import Message
-from moe_worker.prompt_tokenizer import PromptTokenizer, load_tokenizer
+from moe_worker.api.openai import Message
+from moe_worker.text.chat_template import load_template
+from moe_worker.text.prompt_tokenizer import PromptTokenizer, load_tokenizer
 
 MODEL = Path(__file__).parents[3] / "examples" / "tiny-moe"
 CONVERSATIONS: list[list[tuple[str, str]]] = [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moe_worker.api_error import ApiError
-from moe_worker.chat import ChatTemplate, TemplateUnreadable, load_template
-from moe_worker.openai import Message
+from moe_worker.api.api_error import ApiError
+from moe_worker.api.openai import Message
+from moe_worker.text.chat_template import ChatTemplate, TemplateUnreadable, load_template
 
 HELLO = [Message(role="user", content="hi")]
 

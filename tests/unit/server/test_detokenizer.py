@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_worker.detokenizer import Detokenizer
+from moe_worker.text.detokenizer import Detokenizer
 from tests.support.byte_tokenizer import END, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

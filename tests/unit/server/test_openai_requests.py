@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from moe_worker.api_error import ApiError
-from moe_worker.openai import (
+from moe_worker.api.api_error import ApiError
+from moe_worker.api.openai import (
     MAX_STOP_CHARACTERS,
     ChatRequest,
     CompletionRequest,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from moe_api.worker import ApiLimits
-from moe_worker.api_error import ApiError
-from moe_worker.chat import ChatTemplate
-from moe_worker.prepare import Prepared, ServedModel, prepare_chat, prepare_completion
-from moe_worker.prompt_tokenizer import PromptTokenizer
+from moe_worker.api.api_error import ApiError
+from moe_worker.api.prepare import Prepared, ServedModel, prepare_chat, prepare_completion
+from moe_worker.text.chat_template import ChatTemplate
+from moe_worker.text.prompt_tokenizer import PromptTokenizer
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 
 MAX_MODEL_LEN = 64

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
-from moe_worker.chat import ChatTemplate
-from moe_worker.openai import Message
-from moe_worker.prompt_tokenizer import PromptTokenizer, TokenizerUnreadable, load_tokenizer
+from moe_worker.api.openai import Message
+from moe_worker.text.chat_template import ChatTemplate
+from moe_worker.text.prompt_tokenizer import PromptTokenizer, TokenizerUnreadable, load_tokenizer
 from tests.support.byte_tokenizer import ASSISTANT, CHAT_TEMPLATE, END, USER, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moe_worker.stop_strings import StopStrings
+from moe_worker.text.stop_strings import StopStrings
 
 TEXT = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)

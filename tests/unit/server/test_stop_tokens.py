@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moe_worker.model.config import ModelUnreadable
-from moe_worker.stop_tokens import stop_token_ids
+from moe_worker.text.stop_tokens import stop_token_ids
 from tests.support.byte_tokenizer import END, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

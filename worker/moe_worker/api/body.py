@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
-from moe_worker.api_error import ApiError, body_too_large, queue_full
+from moe_worker.api.api_error import ApiError, body_too_large, queue_full
 
 READ_SECONDS = 30.0
 MAX_BODIES_IN_MEMORY = 64

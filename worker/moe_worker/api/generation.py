@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from moe_worker.api_error import ApiError
+from moe_worker.api.api_error import ApiError
 from moe_worker.engine.events import Event, Finished
 from moe_worker.engine.sequence import SamplingParams
 from moe_worker.serving_engine import ServingEngine

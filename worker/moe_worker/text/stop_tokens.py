@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from moe_worker.chat import read_tokenizer_config, special_tokens
 from moe_worker.model.config import ModelUnreadable
+from moe_worker.text.chat_template import read_tokenizer_config, special_tokens
 
 
 def stop_token_ids(

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from moe_worker.api_error import ApiError
-from moe_worker.generation import Generation
+from moe_worker.api.api_error import ApiError
+from moe_worker.api.generation import Generation
 
 
 class Traffic:

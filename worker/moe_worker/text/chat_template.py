@@ -16,8 +16,8 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from moe_worker.api_error import invalid
-from moe_worker.openai import Message
+from moe_worker.api.api_error import invalid
+from moe_worker.api.openai import Message
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"

@@ -13,15 +13,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from moe_api.worker import ApiLimits
-from moe_worker.api_error import ApiError, model_not_found
-from moe_worker.body import BodyReader
-from moe_worker.completion_route import CompletionRoute, Desk, RouteKind
-from moe_worker.error_answers import EXCEPTION_HANDLERS
+from moe_worker.api.api_error import ApiError, model_not_found
+from moe_worker.api.body import BodyReader
+from moe_worker.api.completion_route import CompletionRoute, Desk, RouteKind
+from moe_worker.api.error_answers import EXCEPTION_HANDLERS
+from moe_worker.api.prepare import ServedModel, prepare_chat, prepare_completion
+from moe_worker.api.replies import ChatReply, TextReply
+from moe_worker.api.traffic import Traffic
 from moe_worker.metrics import WorkerMetrics
-from moe_worker.prepare import ServedModel, prepare_chat, prepare_completion
-from moe_worker.replies import ChatReply, TextReply
 from moe_worker.serving_engine import ServingEngine
-from moe_worker.traffic import Traffic
 
 CHAT = RouteKind("chatcmpl", prepare_chat, ChatReply)
 TEXT = RouteKind("cmpl", prepare_completion, TextReply)

@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from moe_worker.api_error import ApiError, invalid
+from moe_worker.api.api_error import ApiError, invalid
 
 MAX_STOP_CHARACTERS = 1024
 MOST_STOP_STRINGS = 64

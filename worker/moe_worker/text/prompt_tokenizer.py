@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from moe_worker.detokenizer import Decoder
+from moe_worker.text.detokenizer import Decoder
 
 NORMALIZER_SHRINK = 4
 """How many bytes of text a normaliser may fold into one (composed characters)."""

@@ -10,11 +10,11 @@ import random
 from dataclasses import dataclass
 
 from moe_api.worker import ApiLimits
-from moe_worker.api_error import ApiError, invalid, model_not_found
-from moe_worker.chat import ChatTemplate
+from moe_worker.api.api_error import ApiError, invalid, model_not_found
+from moe_worker.api.openai import ChatRequest, CompletionRequest, GenerationRequest, parse
 from moe_worker.engine.sequence import SamplingParams
-from moe_worker.openai import ChatRequest, CompletionRequest, GenerationRequest, parse
-from moe_worker.prompt_tokenizer import PromptTokenizer
+from moe_worker.text.chat_template import ChatTemplate
+from moe_worker.text.prompt_tokenizer import PromptTokenizer
 
 
 @dataclass(frozen=True)

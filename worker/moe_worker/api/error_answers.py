@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from moe_worker.api_error import ApiError, internal
+from moe_worker.api.api_error import ApiError, internal
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from moe_worker.api_error import cancelled, engine_failed
-from moe_worker.detokenizer import Detokenizer
+from moe_worker.api.api_error import cancelled, engine_failed
+from moe_worker.api.generation import Generation
 from moe_worker.engine.events import Finished, Token
-from moe_worker.generation import Generation
-from moe_worker.stop_strings import StopStrings
+from moe_worker.text.detokenizer import Detokenizer
+from moe_worker.text.stop_strings import StopStrings
 
 EndReason = Literal["stop", "length"]
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from moe_worker.completion import EndReason
+from moe_worker.api.pieces import EndReason
 
 DONE = b"data: [DONE]\n\n"
 

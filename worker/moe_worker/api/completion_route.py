@@ -20,20 +20,20 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from moe_api.worker import ApiLimits
-from moe_worker.api_error import ApiError, internal, invalid, queue_full, unavailable
-from moe_worker.body import BodyReader
-from moe_worker.client_presence import unless_gone
-from moe_worker.completion import End, Piece, pieces
-from moe_worker.detokenizer import Detokenizer
+from moe_worker.api.api_error import ApiError, internal, invalid, queue_full, unavailable
+from moe_worker.api.body import BodyReader
+from moe_worker.api.client_presence import unless_gone
+from moe_worker.api.generation import Generation
+from moe_worker.api.pieces import End, Piece, pieces
+from moe_worker.api.prepare import Prepared, ServedModel
+from moe_worker.api.replies import DONE, Reply, Usage, to_event, to_json
+from moe_worker.api.traffic import Traffic
 from moe_worker.engine.events import NotAdmitting
 from moe_worker.engine.scheduler import QueueFull, RequestTooLong
-from moe_worker.generation import Generation
 from moe_worker.metrics import Outcome, WorkerMetrics
-from moe_worker.prepare import Prepared, ServedModel
-from moe_worker.replies import DONE, Reply, Usage, to_event, to_json
 from moe_worker.serving_engine import ServingEngine
-from moe_worker.stop_strings import StopStrings
-from moe_worker.traffic import Traffic
+from moe_worker.text.detokenizer import Detokenizer
+from moe_worker.text.stop_strings import StopStrings
 
 logger = logging.getLogger(__name__)
 

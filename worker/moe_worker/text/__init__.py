@@ -1,0 +1,1 @@
+"""Between text and tokens: templates, encoding, decoding, and where a text ends."""
