@@ -51,9 +51,13 @@ class KvPages:
         return self.data.shape[3]
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is stored, block by block along dimension 0."""
+        return (self.data,) if self.scales is None else (self.data, self.scales)
+
+    @property
     def num_bytes(self) -> int:
-        tensors = [self.data] if self.scales is None else [self.data, self.scales]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
 
 def allocate_pages(

@@ -7,6 +7,7 @@ each format, `moe_worker.model.config` the bytes of a token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -59,6 +60,16 @@ class KvCache:
     @property
     def num_bytes(self) -> int:
         return sum(pages.num_bytes for pages in self.layers)
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, byte by byte, in every layer; no target is a source."""
+        if not sources:
+            return
+        for pages in self.layers:
+            for stored in pages.tensors:
+                device = stored.device
+                rows = stored[torch.tensor(sources, device=device)]
+                stored[torch.tensor(targets, device=device)] = rows
 
 
 @dataclass(frozen=True)
