@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import assume
 from hypothesis import strategies as st
 
 from moe_api.plan import SlotsLRS
@@ -51,16 +50,25 @@ def capacities(
     state = draw(st.lists(states, min_size=num_ranks, max_size=num_ranks))
     if not closed:
         state = ["open"] * num_ranks
-    assume("open" in state)
-    capacity = Capacity.of(
+    elif "open" not in state:
+        state[draw(st.integers(0, num_ranks - 1))] = "open"
+    slots = _with_room(slots, [state[rank] == "open" for rank in range(num_ranks)], num_experts)
+    return Capacity.of(
         slots,
         speeds=speeds,
         dead=[rank for rank in range(num_ranks) if state[rank] == "dead"],
         draining=[rank for rank in range(num_ranks) if state[rank] == "draining"],
         domains=domains,
     )
-    assume(np.minimum(capacity.slots_R, num_experts)[capacity.open_R].sum() >= num_experts)
-    return capacity
+
+
+def _with_room(slots: list[int], is_open: list[bool], num_experts: int) -> list[int]:
+    """More slots for the open ranks, one by one, until every expert fits on them."""
+    slots = list(slots)
+    open_ranks = [rank for rank in range(len(slots)) if is_open[rank]]
+    while sum(min(slots[rank], num_experts) for rank in open_ranks) < num_experts:
+        slots[min(open_ranks, key=lambda rank: slots[rank])] += 1
+    return slots
 
 
 @st.composite
@@ -74,9 +82,15 @@ def loads(draw: st.DrawFn, num_layers: int, num_experts: int) -> npt.NDArray[np.
 
 @st.composite
 def problems(
-    draw: st.DrawFn, *, present: bool | None = None, closed: bool = True, ragged: bool = True
+    draw: st.DrawFn,
+    *,
+    present: bool | None = None,
+    closed: bool = True,
+    ragged: bool = True,
+    stays: bool = False,
 ) -> Problem:
-    """Args: present: with a plan in force always (True), never (False), or sometimes (None)."""
+    """Args: present: with a plan in force always (True), never (False), or sometimes (None).
+    stays: nothing of the plan in force is on a rank that leaves."""
     num_layers = draw(st.integers(1, 3))
     num_experts = draw(st.integers(1, MAX_EXPERTS))
     capacity = draw(capacities(num_experts, closed=closed))
@@ -88,19 +102,22 @@ def problems(
     load_LE[np.arange(num_experts) >= experts_L[:, None]] = 0
     current = None
     if present or (present is None and draw(st.booleans())):
-        current = Placement.even(draw(placements(capacity, experts_L)))
+        current = Placement.even(draw(placements(capacity, experts_L, stays=stays)))
     return Problem(load_LE, capacity, experts_L, current)
 
 
 @st.composite
-def placements(draw: st.DrawFn, capacity: Capacity, experts_L: npt.NDArray[np.int64]) -> SlotsLRS:
-    """A valid placement on the live ranks, with up to two spare slots a rank and copies at
-    random."""
+def placements(
+    draw: st.DrawFn, capacity: Capacity, experts_L: npt.NDArray[np.int64], *, stays: bool = False
+) -> SlotsLRS:
+    """A valid placement on the live ranks (open ones if it `stays`), with up to two spare slots a
+    rank and copies at random."""
     spare = draw(st.integers(0, 2))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     width = int(capacity.slots_R.max()) + spare
     slots = np.full((len(experts_L), capacity.num_ranks, width), -1, dtype=np.int32)
-    room_R = np.where(capacity.live_R, capacity.slots_R, 0)
+    holds_R = capacity.open_R if stays else capacity.live_R
+    room_R = np.where(holds_R, capacity.slots_R, 0)
     for layer, num_experts in enumerate(experts_L.tolist()):
         held = _random_holders(num_experts, room_R, rng)
         for rank, experts in enumerate(held):

@@ -48,8 +48,8 @@ def walk(
 def next_wave(
     current_LRS: SlotsLRS, target_LRS: SlotsLRS, limits: Limits | None = None
 ) -> SlotsLRS | None:
-    """The next epoch on the way to `target`, int32 [L, R, S]; None when it is reached, or when no
-    slot lets anything move.
+    """The next epoch on the way to `target`, int32 [L, R, S] with S at least the physical slots
+    that the limits name; None when it is reached, or when no slot lets anything move.
 
     Each rank takes at most one arrival per layer, into its lowest free slot. What counts is which
     rank holds what: an expert that is already on its target rank stays in the slot it has.
@@ -60,6 +60,8 @@ def next_wave(
     """
     limits = limits or Limits()
     width = max(current_LRS.shape[2], target_LRS.shape[2])
+    if limits.slots_R is not None:
+        width = max(width, int(limits.slots_R.max()))
     live_R, open_R, slots_R = _ranks(limits, current_LRS.shape[1], width)
     held_LRS, target_LRS = _wide(current_LRS, width), _wide(target_LRS, width)
     _check(held_LRS, target_LRS, slots_R, open_R)

@@ -131,7 +131,11 @@ def test_few_moves_keep_up_with_a_drift_when_splits_are_even(
 def test_never_worse_than_greedy(
     num_ranks: int, per_rank: int, num_experts: int, kind: str, seed: int, split: Split
 ) -> None:
-    """Whatever the shape: prime numbers, one rank, more ranks than experts, no slot to spare."""
+    """Whatever the shape: prime numbers, one rank, more ranks than experts, no slot to spare.
+
+    An even split in which the greedy method puts an expert twice on a rank is not compared: it is
+    an uneven one, at the price of a slot, and no legal plan may be as good.
+    """
     num_experts = min(num_experts, num_ranks * per_rank)
     load = placement_loads.draw_load(2, num_experts, kind, np.random.default_rng(seed))
     ours = plan(load, Capacity.of(per_rank, num_ranks), Goal(split=split)).placement
@@ -140,8 +144,12 @@ def test_never_worse_than_greedy(
     their_level = placement_loads.rank_load(theirs, load).max(axis=1)
     # So near to the bound the search for an even split ends.
     alike_level = placement_loads.lower_bound(load, num_ranks * per_rank, num_ranks) * (1 + AIM)
-    level = their_level if split is Split.FRACTIONS else np.maximum(their_level, alike_level)
-    assert (our_level <= level * (1 + 1e-9)).all()
+    if split is Split.FRACTIONS:
+        assert (our_level <= their_level * (1 + 1e-9)).all()
+    else:
+        ordered = np.sort(theirs, axis=2)
+        legal = (ordered[..., 1:] != ordered[..., :-1]).all(axis=(1, 2))
+        assert (our_level <= np.maximum(their_level, alike_level) * (1 + 1e-9))[legal].all()
 
 
 @settings(deadline=None, max_examples=80)

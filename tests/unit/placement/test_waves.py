@@ -132,6 +132,15 @@ def test_without_a_free_slot_or_a_second_copy_nothing_moves() -> None:
     assert waves.walk(current, current) == ()
 
 
+def test_slots_that_neither_placement_shows_are_used_when_the_limits_name_them() -> None:
+    current = rows([0, 1], [2, 3])
+    target = current[:, ::-1].copy()
+    limits = Limits(slots_R=np.array([3, 2]))
+    steps = waves.walk(current, target, limits)
+    assert steps[-1].shape == (1, 2, 3)
+    assert migration.reached(steps[-1], target)
+
+
 def test_an_expert_that_is_only_on_leaving_ranks_comes_first() -> None:
     current = rows([0, 1, -1], [2, 3, -1], [4, 5, -1])
     target = rows([0, 1, 4], [2, 3, 5], [-1, -1, -1])
