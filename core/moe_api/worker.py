@@ -34,7 +34,11 @@ class ModelConfig(Part):
 
 
 class KvConfig(Part):
-    dtype: Literal["auto", "fp32", "bf16", "nvfp4"] = "nvfp4"
+    dtype: Literal["auto", "fp32", "bf16", "fp8", "k8v4", "nvfp4", "mxfp4"] = "nvfp4"
+    encoding: Literal["Standard", "FourOverSix"] = "Standard"
+    key_scaling: Literal["None", "Center", "Channel"] = "None"
+    scales_file: str | None = None
+    """Below the model's folder; needed by key_scaling."""
     block_size: Literal[16, 32, 64] = 16
     memory_fraction: float = Field(default=0.85, ge=0.05, le=0.95)
     blocks: int | None = None

@@ -6,24 +6,40 @@ Letters: T tokens, N kv heads, D head_dim.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from moe_kernels.fp4 import dequantize_nvfp4, quantize_nvfp4
-from moe_kernels.kv_pages import (
-    KEY_GLOBAL_SCALE,
+from moe_kernels.fp8 import dequantize_fp8, quantize_fp8
+from moe_kernels.kv_formats import (
+    FIXED_SCALES,
     KV_FORMATS,
-    VALUE_GLOBAL_SCALE,
+    HeadsShape,
     KvFormat,
+    KvFormatError,
+    KvFormatName,
+    KvShape,
+    LatentShape,
+    Side,
+)
+from moe_kernels.kv_pages import (
     KvPages,
+    LayerScales,
     allocate_pages,
     append,
+    append_latent,
     read,
+    read_latent,
 )
+from moe_kernels.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 
 NUM_BLOCKS, NUM_HEADS, BLOCK, DIM = 12, 8, 16, 128
+SHAPE = HeadsShape(NUM_HEADS, DIM)
 TOKENS = 64 + 5  # the last block is filled in part
 
 
@@ -33,8 +49,21 @@ def random_kv(tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def pages_of(kv_format: KvFormat) -> KvPages:
-    return allocate_pages(kv_format, NUM_BLOCKS, NUM_HEADS, BLOCK, DIM)
+def pages_of(name: KvFormatName, scales: LayerScales | None = None) -> KvPages:
+    return allocate_pages(KvFormat(name), SHAPE, NUM_BLOCKS, BLOCK, scales=scales)
+
+
+def as_kept(name: KvFormatName, side: Side, x: Tensor) -> Tensor:
+    """What the format makes of a vector, by the definition of its code."""
+    if name in ("fp32", "bf16", "fp16"):
+        return x  # bfloat16 inputs, so the plain formats keep every bit
+    if name == "mxfp4":
+        return dequantize_mxfp4(*quantize_mxfp4(x))
+    if name == "fp8" or (name == "k8v4" and side == "key"):
+        scale = FIXED_SCALES["fp8", side]
+        return dequantize_fp8(quantize_fp8(x, scale), scale)
+    scale = FIXED_SCALES["nvfp4", side]
+    return dequantize_nvfp4(*quantize_nvfp4(x, scale), scale)
 
 
 def slots_in(blocks: list[int], tokens: int = TOKENS) -> Tensor:
@@ -49,8 +78,7 @@ def read_tokens(pages: KvPages, blocks: list[int], tokens: int = TOKENS) -> tupl
 
 
 def bytes_of(pages: KvPages, blocks: list[int]) -> list[Tensor]:
-    tensors = [pages.data] if pages.scales is None else [pages.data, pages.scales]
-    return [tensor[blocks] for tensor in tensors]
+    return [tensor[blocks] for tensor in pages.tensors]
 
 
 def relative_error(x: Tensor, y: Tensor) -> float:
@@ -61,21 +89,19 @@ IN_ORDER, SCATTERED = [0, 1, 2, 3, 4], [7, 2, 11, 0, 5]
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_reading_gives_what_the_format_keeps(kv_format: KvFormat) -> None:
+def test_reading_gives_what_the_format_keeps(kv_format: KvFormatName) -> None:
     k, v = random_kv()
     pages = pages_of(kv_format)
     append(pages, k, v, slots_in(IN_ORDER))
     read_k, read_v = read_tokens(pages, IN_ORDER)
-    if kv_format == "nvfp4":
-        k = dequantize_nvfp4(*quantize_nvfp4(k, KEY_GLOBAL_SCALE), KEY_GLOBAL_SCALE)
-        v = dequantize_nvfp4(*quantize_nvfp4(v, VALUE_GLOBAL_SCALE), VALUE_GLOBAL_SCALE)
-    assert torch.equal(read_k, k)  # bfloat16 inputs, so the plain formats keep every bit
-    assert torch.equal(read_v, v)
+    assert torch.equal(read_k, as_kept(kv_format, "key", k))
+    assert torch.equal(read_v, as_kept(kv_format, "value", v))
 
 
-def test_d07_keys_and_values_come_back_with_the_same_small_error() -> None:
+@pytest.mark.parametrize("kv_format", ["nvfp4", "mxfp4"])
+def test_d07_keys_and_values_come_back_with_the_same_small_error(kv_format: KvFormatName) -> None:
     k, v = random_kv()
-    pages = pages_of("nvfp4")
+    pages = pages_of(kv_format)
     append(pages, k, v, slots_in(SCATTERED))
     read_k, read_v = read_tokens(pages, SCATTERED)
     key_error, value_error = relative_error(k, read_k), relative_error(v, read_v)
@@ -85,7 +111,7 @@ def test_d07_keys_and_values_come_back_with_the_same_small_error() -> None:
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_appending_one_by_one_writes_the_bytes_of_one_bulk(kv_format: KvFormat) -> None:
+def test_appending_one_by_one_writes_the_bytes_of_one_bulk(kv_format: KvFormatName) -> None:
     k, v = random_kv()
     slots = slots_in(IN_ORDER)
     bulk, single = pages_of(kv_format), pages_of(kv_format)
@@ -97,7 +123,7 @@ def test_appending_one_by_one_writes_the_bytes_of_one_bulk(kv_format: KvFormat) 
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_scattered_blocks_hold_the_bytes_of_contiguous_ones(kv_format: KvFormat) -> None:
+def test_scattered_blocks_hold_the_bytes_of_contiguous_ones(kv_format: KvFormatName) -> None:
     k, v = random_kv()
     contiguous, scattered = pages_of(kv_format), pages_of(kv_format)
     append(contiguous, k, v, slots_in(IN_ORDER))
@@ -111,7 +137,7 @@ def test_scattered_blocks_hold_the_bytes_of_contiguous_ones(kv_format: KvFormat)
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_only_the_named_places_are_written(kv_format: KvFormat) -> None:
+def test_only_the_named_places_are_written(kv_format: KvFormatName) -> None:
     k, v = random_kv()
     pages = pages_of(kv_format)
     append(pages, k, v, slots_in(SCATTERED))
@@ -123,7 +149,7 @@ def test_only_the_named_places_are_written(kv_format: KvFormat) -> None:
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
-def test_a_token_of_zeros_reads_as_zeros(kv_format: KvFormat) -> None:
+def test_a_token_of_zeros_reads_as_zeros(kv_format: KvFormatName) -> None:
     pages = pages_of(kv_format)
     k, v = random_kv(3)
     k[1], v[1] = 0.0, 0.0
@@ -134,56 +160,49 @@ def test_a_token_of_zeros_reads_as_zeros(kv_format: KvFormat) -> None:
     assert bool(read_k.isfinite().all())
 
 
-@pytest.mark.parametrize(
-    ("kv_format", "head_dim", "per_head"),
-    [
-        ("fp32", 128, 512),
-        ("bf16", 128, 256),
-        ("nvfp4", 128, 72),
-        ("bf16", 64, 128),
-        ("nvfp4", 64, 36),
-        ("nvfp4", 32, 18),
-    ],
-)
-def test_bytes_per_token_are_the_documented_ones(
-    kv_format: KvFormat, head_dim: int, per_head: int
-) -> None:
-    pages = allocate_pages(kv_format, 10, 4, 16, head_dim)
-    assert pages.num_bytes == 10 * 16 * 2 * 4 * per_head
-
-
 def test_nvfp4_layout_is_linear_data_and_scales_per_head() -> None:
     pages = pages_of("nvfp4")
     k, v = random_kv(1)
     append(pages, k, v, torch.tensor([3 * BLOCK + 9]))
-    assert pages.scales is not None
-    for place, (x, g) in enumerate(((k, KEY_GLOBAL_SCALE), (v, VALUE_GLOBAL_SCALE))):
-        packed, scales = quantize_nvfp4(x[0], g)
-        assert torch.equal(pages.data[3, place, :, 9], packed)
-        assert torch.equal(pages.scales[3, place, :, 9], scales)
-
-
-def test_nvfp4_refuses_a_head_dim_its_blocks_do_not_divide() -> None:
-    with pytest.raises(ValueError, match="head_dim divisible by 16, the model's is 40"):
-        allocate_pages("nvfp4", 1, 1, 16, 40)
+    (page,) = pages.parts
+    assert page.scales is not None
+    for place, (x, side) in enumerate(((k, "key"), (v, "value"))):
+        packed, scales = quantize_nvfp4(x[0], FIXED_SCALES["nvfp4", side])
+        assert torch.equal(page.data[3, place, :, 9], packed)
+        assert torch.equal(page.scales[3, place, :, 9], scales)
 
 
 def swapped_nibbles(pages: KvPages) -> KvPages:
-    return dataclasses.replace(pages, data=(pages.data << 4) | (pages.data >> 4))
+    (page,) = pages.parts
+    other = dataclasses.replace(page, data=(page.data << 4) | (page.data >> 4))
+    return dataclasses.replace(pages, parts=(other,))
 
 
 def interleaved_scales(pages: KvPages) -> KvPages:
     """Scales of 4 tokens side by side, as some kernels want V's: right shapes, wrong places."""
-    assert pages.scales is not None
-    *lead, tokens, per_token = pages.scales.shape
-    tiles = pages.scales.view(*lead, tokens // 4, 4, per_token).transpose(-1, -2)
-    return dataclasses.replace(pages, scales=tiles.reshape(pages.scales.shape).contiguous())
+    (page,) = pages.parts
+    assert page.scales is not None
+    *lead, tokens, per_token = page.scales.shape
+    tiles = page.scales.view(*lead, tokens // 4, 4, per_token).transpose(-1, -2)
+    other = dataclasses.replace(page, scales=tiles.reshape(page.scales.shape).contiguous())
+    return dataclasses.replace(pages, parts=(other,))
 
 
-@pytest.mark.parametrize("mistake", [swapped_nibbles, interleaved_scales])
-def test_a_reader_of_another_layout_fails_the_error_bound(mistake: object) -> None:
+def keys_for_values(pages: KvPages) -> KvPages:
+    """The two sides exchanged."""
+    (page,) = pages.parts
+    assert page.scales is not None
+    other = dataclasses.replace(page, data=page.data.flip(1), scales=page.scales.flip(1))
+    return dataclasses.replace(pages, parts=(other,))
+
+
+@pytest.mark.parametrize("kv_format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("mistake", [swapped_nibbles, interleaved_scales, keys_for_values])
+def test_a_reader_of_another_layout_fails_the_error_bound(
+    mistake: object, kv_format: KvFormatName
+) -> None:
     k, v = random_kv(64)
-    pages = pages_of("nvfp4")
+    pages = pages_of(kv_format)
     # Magnitudes that vary by token, as real keys' do, make misplaced scales plain.
     k = k * torch.linspace(0.2, 3.0, 64)[:, None, None]
     append(pages, k, v, slots_in(IN_ORDER, 64))
@@ -192,3 +211,164 @@ def test_a_reader_of_another_layout_fails_the_error_bound(mistake: object) -> No
     wrong, _ = read_tokens(mistake(pages), IN_ORDER, 64)
     assert relative_error(k, right) <= 0.12
     assert relative_error(k, wrong) > 0.3
+
+
+LATENT = LatentShape(64, 32)
+
+
+def latents(tokens: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(tokens, 96, generator=generator).bfloat16().float()
+    return x[:, :64].contiguous(), x[:, 64:].contiguous()
+
+
+@pytest.mark.parametrize("kv_format", [name for name in KV_FORMATS if name != "k8v4"])
+def test_latents_come_back_as_their_codes_keep_them(kv_format: KvFormatName) -> None:
+    latent, rope = latents(TOKENS)
+    pages = allocate_pages(KvFormat(kv_format), LATENT, NUM_BLOCKS, BLOCK)
+    slots = slots_in(SCATTERED)
+    append_latent(pages, latent, rope, slots)
+    read_latents, read_ropes = read_latent(pages, torch.tensor([SCATTERED]))
+    assert read_latents.shape == (1, 5 * BLOCK, 64)
+    assert read_ropes.shape == (1, 5 * BLOCK, 32)
+    assert torch.equal(read_latents[0, :TOKENS], as_kept(kv_format, "latent", latent))
+    fp8_rope = "fp8" if kv_format in ("nvfp4", "mxfp4") else kv_format
+    assert torch.equal(read_ropes[0, :TOKENS], as_kept(fp8_rope, "rope", rope))
+
+    single = allocate_pages(KvFormat(kv_format), LATENT, NUM_BLOCKS, BLOCK)
+    for token in range(TOKENS):
+        one = slice(token, token + 1)
+        append_latent(single, latent[one], rope[one], slots[one])
+    assert all(torch.equal(a, b) for a, b in zip(pages.tensors, single.tensors, strict=True))
+
+
+@given(
+    name=st.sampled_from(KV_FORMATS),
+    heads=st.integers(1, 3),
+    width=st.sampled_from([32, 64, 96]),
+    block_size=st.sampled_from([16, 32]),
+    tokens=st.integers(1, 40),
+    cuts=st.lists(st.integers(1, 39), max_size=3),
+    seed=st.integers(0, 100),
+)
+def test_bytes_do_not_depend_on_cuts_order_or_places(
+    name: KvFormatName,
+    heads: int,
+    width: int,
+    block_size: int,
+    tokens: int,
+    cuts: list[int],
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    k, v = torch.randn(2, tokens, heads, width, generator=generator)
+    shape: KvShape = HeadsShape(heads, width)
+    bulk, cut = (allocate_pages(KvFormat(name), shape, 4, block_size) for _ in range(2))
+    append(bulk, k, v, torch.arange(tokens))
+    # The same tokens in another order, in pieces, two blocks further on.
+    order = torch.randperm(tokens, generator=generator)
+    moved = (torch.arange(tokens) + 2 * block_size) % (4 * block_size)
+    for piece in order.tensor_split(sorted(min(at, tokens) for at in cuts)):
+        append(cut, k[piece], v[piece], moved[piece])
+    for one, other in zip(bulk.tensors, cut.tensors, strict=True):
+        assert torch.equal(one, other.roll(-2, 0))
+    both = read(bulk, torch.tensor([[0], [1], [3]])), read(cut, torch.tensor([[2], [3], [1]]))
+    assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
+
+
+def test_d08_small_values_and_outliers_leave_finite_numbers() -> None:
+    for kv_format in KV_FORMATS:
+        pages = pages_of(kv_format)
+        k, v = random_kv(3)
+        v[0] = 0.001
+        v[1] = 0.0
+        v[2], v[2, :, 5] = 0.01, 1000.0
+        append(pages, k, v, slots_in([2], 3))
+        _, kept = read_tokens(pages, [2], 3)
+        assert relative_error(v[0], kept[0]) <= 0.09, kv_format
+        assert bool((kept[1] == 0).all()), kv_format
+        assert bool(kept[2].isfinite().all()), kv_format
+        # Elements of other blocks than the outlier's do not know of it.
+        assert relative_error(v[2, :, 32:], kept[2, :, 32:]) <= 0.18, kv_format
+
+
+def test_d08_the_cost_of_an_outlier_is_reported() -> None:
+    pages = pages_of("nvfp4")
+    k, v = random_kv(3)
+    v[:], v[2, :, 5] = 0.01, 1000.0
+    pages.probe.wanted = True
+    append(pages, k, v, slots_in([2], 3))
+    error = pages.probe.relative_error
+    assert error is not None
+    assert math.isfinite(error)
+    assert error > 0.9  # values reach to 42 with the fixed scale
+
+
+@pytest.mark.parametrize("kv_format", ["fp8", "nvfp4", "k8v4"])
+def test_d10_given_scales_are_used(kv_format: KvFormatName) -> None:
+    k, v = random_kv()
+    given = pages_of(kv_format, LayerScales(of_side={"key": 0.05}))
+    one = pages_of(kv_format, LayerScales(of_side={"key": 1.0}))
+    assert given.global_scales["key"] == pytest.approx(0.05)
+    code = "nvfp4" if kv_format == "nvfp4" else "fp8"
+    value_code = "fp8" if kv_format == "fp8" else "nvfp4"
+    assert given.global_scales["value"] == FIXED_SCALES[value_code, "value"]
+    assert pages_of(kv_format).global_scales["key"] == FIXED_SCALES[code, "key"]
+    for pages in (given, one):
+        append(pages, k, v, slots_in(IN_ORDER))
+    assert not all(torch.equal(a, b) for a, b in zip(given.tensors, one.tensors, strict=True))
+    for pages in (given, one):
+        read_k, _ = read_tokens(pages, IN_ORDER)
+        assert relative_error(k, read_k) <= 0.12
+
+
+def test_centred_and_scaled_keys_are_stored_as_such() -> None:
+    k, v = random_kv()
+    center, channel = torch.randn(NUM_HEADS, DIM), torch.rand(NUM_HEADS, DIM) + 0.5
+    pages = pages_of("fp32", LayerScales(key_center_ND=center, key_channel_ND=channel))
+    append(pages, k, v, slots_in(IN_ORDER))
+    read_k, read_v = read_tokens(pages, IN_ORDER)
+    assert torch.equal(read_k, (k - center) / channel)
+    assert torch.equal(read_v, v)
+
+
+def test_a_center_pays_where_a_channel_has_an_offset() -> None:
+    k, v = random_kv()
+    k[..., [3, 40, 77, 101]] += 8.0
+    center = LayerScales(key_center_ND=k.mean(dim=0))
+    errors = {}
+    for name, scales in (("plain", None), ("center", center)):
+        pages = pages_of("nvfp4", scales)
+        pages.probe.wanted = True
+        pages.probe.max_tokens = TOKENS
+        append(pages, k, v * 0, slots_in(IN_ORDER))
+        errors[name] = pages.probe.relative_error
+    assert errors["center"] is not None
+    assert errors["plain"] is not None
+    assert errors["center"] < 0.7 * errors["plain"]
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+def test_the_probe_tells_the_worst_sides_error_of_the_first_tokens(
+    kv_format: KvFormatName,
+) -> None:
+    pages = pages_of(kv_format)
+    k, v = random_kv()
+    append(pages, k, v, slots_in(IN_ORDER))
+    assert pages.probe.relative_error is None
+    before = [tensor.clone() for tensor in pages.tensors]
+    pages.probe.wanted = True
+    append(pages, k, v, slots_in(IN_ORDER))
+    assert all(torch.equal(a, b) for a, b in zip(pages.tensors, before, strict=True))
+    few = pages.probe.max_tokens
+    worst = max(
+        relative_error(k[:few], as_kept(kv_format, "key", k[:few])),
+        relative_error(v[:few], as_kept(kv_format, "value", v[:few])),
+    )
+    assert pages.probe.relative_error == pytest.approx(worst, rel=1e-5)
+    assert not pages.probe.wanted
+
+
+def test_a_shape_that_does_not_fit_is_refused_before_memory_is_taken() -> None:
+    with pytest.raises(KvFormatError, match="head_dim divisible by 32"):
+        allocate_pages(KvFormat("mxfp4"), HeadsShape(1, 48), 1 << 50, 16)

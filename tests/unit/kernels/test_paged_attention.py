@@ -19,7 +19,8 @@ from moe_kernels.attention_plan import (
     AttentionRows,
     plan_attention,
 )
-from moe_kernels.kv_pages import KvFormat, KvPages, allocate_pages, append, read
+from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
+from moe_kernels.kv_pages import KvPages, allocate_pages, append, read
 from moe_kernels.paged_attention import paged_attention
 
 NUM_BLOCKS = 64
@@ -47,9 +48,11 @@ class Case:
     pages: KvPages
 
 
-def make_case(heads: Heads, kv_format: KvFormat = "fp32", block_size: int = 16) -> Case:
+def make_case(heads: Heads, kv_format: KvFormatName = "fp32", block_size: int = 16) -> Case:
     generator = torch.Generator().manual_seed(heads.dim)
-    pages = allocate_pages(kv_format, NUM_BLOCKS, heads.kv, block_size, heads.dim)
+    pages = allocate_pages(
+        KvFormat(kv_format), HeadsShape(heads.kv, heads.dim), NUM_BLOCKS, block_size
+    )
     free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
     q, k, v, tables = [], [], [], []
     for length in LENGTHS:
@@ -91,7 +94,9 @@ def test_it_is_causal_softmax_attention(heads: Heads) -> None:
 
 @pytest.mark.parametrize("kv_format", ["fp32", "nvfp4"])
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
-def test_a_query_is_bit_equal_in_any_chunk_and_company(heads: Heads, kv_format: KvFormat) -> None:
+def test_a_query_is_bit_equal_in_any_chunk_and_company(
+    heads: Heads, kv_format: KvFormatName
+) -> None:
     case = make_case(heads, kv_format)
     together = torch.cat(attend(case, [(seq, 0, length) for seq, length in enumerate(LENGTHS)]))
     alone = [attend(case, [(seq, 0, length)])[0] for seq, length in enumerate(LENGTHS)]
@@ -121,9 +126,9 @@ def test_what_old_blocks_held_does_not_leak() -> None:
     clean = attend(case, pieces)
     for length, table in zip(LENGTHS, case.tables, strict=True):
         if length % 16:
-            case.pages.data[table[-1], :, :, length % 16 :] = torch.nan
+            case.pages.parts[0].data[table[-1], :, :, length % 16 :] = torch.nan
     unused = set(range(NUM_BLOCKS)).difference(*case.tables)
-    case.pages.data[sorted(unused)] = torch.nan
+    case.pages.parts[0].data[sorted(unused)] = torch.nan
     case_again = attend(case, pieces)
     assert all(torch.equal(a, b) for a, b in zip(clean, case_again, strict=True))
 
@@ -132,7 +137,7 @@ def test_another_sequences_nan_stays_its_own() -> None:
     case = make_case(SHAPES[0])
     pieces = [(seq, 0, length) for seq, length in enumerate(LENGTHS)]
     clean = attend(case, pieces)
-    case.pages.data[case.tables[2]] = torch.nan
+    case.pages.parts[0].data[case.tables[2]] = torch.nan
     poisoned = attend(case, pieces)
     assert bool(poisoned[2].isnan().all())
     for seq in (0, 1, 3, 4, 5):
@@ -144,9 +149,9 @@ def test_nvfp4_is_attention_over_the_dequantised_values(heads: Heads) -> None:
     """The format changes what is stored and nothing else: equal bits from pages of float32."""
     case = make_case(heads, "nvfp4")
     blocks = torch.arange(NUM_BLOCKS)[:, None]
-    wide = allocate_pages("fp32", NUM_BLOCKS, heads.kv, 16, heads.dim)
+    wide = allocate_pages(KvFormat("fp32"), HeadsShape(heads.kv, heads.dim), NUM_BLOCKS, 16)
     for place, values in enumerate(read(case.pages, blocks)):
-        wide.data[:, place] = values
+        wide.parts[0].data[:, place] = values
     pieces = [(seq, 0, length) for seq, length in enumerate(LENGTHS)]
     stored = attend(case, pieces)
     expected = attend(dataclasses.replace(case, pages=wide), pieces)
