@@ -56,6 +56,7 @@ class OneRank:
         num_blocks: int = 256,
         max_batched_tokens: int = 512,
         max_running: int = 8,
+        prefix_caching: bool = True,
         params: SamplingParams | None = None,
     ) -> list[Trace]:
         """Run all prompts to their end in one continuous batch."""
@@ -65,6 +66,7 @@ class OneRank:
             num_blocks=num_blocks,
             max_batched_tokens=max_batched_tokens,
             max_running=min(max_running, max_batched_tokens),
+            prefix_caching=prefix_caching,
         )
         params = params or SamplingParams(max_tokens=max_tokens)
         traces: dict[str, Trace] = {}
@@ -83,6 +85,7 @@ class OneRank:
         num_blocks: int = 256,
         max_batched_tokens: int = 512,
         max_running: int = 8,
+        prefix_caching: bool = True,
     ) -> tuple[Scheduler, Runner]:
         config = KvConfig(dtype=kv_dtype, block_size=block_size)
         limits = SchedulerLimits(
@@ -91,6 +94,7 @@ class OneRank:
             max_queued=1024,
             max_model_len=self.arch.max_positions,
             block_size=block_size,
+            prefix_caching=prefix_caching,
         )
         cache = KvCache.allocate(self.arch, config, num_blocks)
         return Scheduler(limits, BlockPool(num_blocks)), Runner(self.transformer, cache)

@@ -98,7 +98,12 @@ def test_preemption_gives_identical_tokens(
     kv_dtype, expected = together
     many = prompts()[2:3] * 2 + prompts()[1:2]
     traces = rank.generate(
-        many, max_tokens=MAX_TOKENS, kv_dtype=kv_dtype, num_blocks=11, max_batched_tokens=64
+        many,
+        max_tokens=MAX_TOKENS,
+        kv_dtype=kv_dtype,
+        num_blocks=11,
+        max_batched_tokens=64,
+        prefix_caching=False,
     )
     assert rank.num_preemptions > 0
     assert_bit_equal(traces, [expected[2], expected[2], expected[1]])

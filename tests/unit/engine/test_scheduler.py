@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from moe_worker.engine.blocks import BlockPool
+from moe_worker.engine.schedule import Schedule
 from moe_worker.engine.scheduler import (
     QueueFull,
     RequestTooLong,
-    Schedule,
     Scheduler,
     SchedulerLimits,
 )
@@ -31,6 +31,7 @@ def make(
     max_batched_tokens: int = 8,
     max_queued: int = 6,
     max_model_len: int = 40,
+    prefix_caching: bool = True,
 ) -> Scheduler:
     limits = SchedulerLimits(
         max_running=max_running,
@@ -38,13 +39,17 @@ def make(
         max_queued=max_queued,
         max_model_len=max_model_len,
         block_size=block_size,
+        prefix_caching=prefix_caching,
     )
     return Scheduler(limits, BlockPool(num_blocks))
 
 
-def seq(name: str, prompt: int = 3, max_tokens: int = 4, stop: int | None = None) -> Sequence:
+def seq(
+    name: str, prompt: int = 3, max_tokens: int = 4, stop: int | None = None, text: int = 0
+) -> Sequence:
+    """Prompts of the same text begin alike, prompts of different texts have no token in common."""
     stops = frozenset() if stop is None else frozenset((stop,))
-    ids = tuple(range(1, prompt + 1))
+    ids = tuple(range(1000 * text + 1, 1000 * text + prompt + 1))
     return Sequence(name, ids, SamplingParams(max_tokens=max_tokens, stop_token_ids=stops))
 
 
@@ -64,29 +69,38 @@ def expected_text(prompt: tuple[int, ...], params: SamplingParams) -> list[int]:
 
 
 class FakeKv:
-    """What each place of the cache holds, to see a token computed without what it depends on."""
+    """What each place of the cache was computed from, to see a token that is computed from other
+    tokens than its own, or a block that is written although others may read it."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.places: dict[tuple[int, int], tuple[str, int, int]] = {}
+        self.places: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def run(self, schedule: Schedule) -> dict[str, int]:
         size = self.scheduler.limits.block_size
+        written = [
+            entry.seq.block_table[at // size]
+            for entry in schedule.entries
+            for at in sorted({at // size * size for at in range(entry.start, entry.end)})
+        ]
+        assert len(set(written)) == len(written), "two sequences write into a block"
+        assert not any(map(self.scheduler.blocks.prefixes.holds, written)), "a known block changes"
+        for source, target in schedule.copies:
+            assert target in written
+            for offset in range(size):
+                self.places[target, offset] = self.places[source, offset]
+        for entry in schedule.entries:
+            known = tuple(entry.seq.tokens(0, entry.end))
+            for at in range(entry.start, entry.end):
+                self.places[entry.seq.block_table[at // size], at % size] = known[: at + 1]
         tokens: dict[str, int] = {}
         for entry in schedule.entries:
-            known = entry.seq.tokens(0, entry.seq.num_tokens)
-            for at in range(entry.start, entry.start + entry.num_tokens):
-                place = entry.seq.block_table[at // size], at % size
-                self.places[place] = entry.seq.request_id, at, known[at]
-        for entry in schedule.entries:
-            end = entry.start + entry.num_tokens
-            table = entry.seq.block_table
-            read = [self.places.get((table[at // size], at % size)) for at in range(end)]
-            known = entry.seq.tokens(0, end)
-            assert read == [(entry.seq.request_id, at, known[at]) for at in range(end)]
+            table, known = entry.seq.block_table, tuple(entry.seq.tokens(0, entry.end))
+            for at in range(entry.end):
+                assert self.places.get((table[at // size], at % size)) == known[: at + 1]
             if entry.samples:
-                assert end == entry.seq.num_tokens
-                tokens[entry.seq.request_id] = next_token(known)
+                assert entry.end == entry.seq.num_tokens
+                tokens[entry.seq.request_id] = next_token(list(known))
         return tokens
 
 
@@ -116,10 +130,10 @@ class Scheduling(RuleBasedStateMachine):
         self.alive: dict[str, Sequence] = {}
         self.count = 0
 
-    @rule(prompt=st.integers(1, 20), max_tokens=st.integers(1, 20))
-    def add(self, prompt: int, max_tokens: int) -> None:
+    @rule(prompt=st.integers(1, 20), max_tokens=st.integers(1, 20), text=st.integers(0, 2))
+    def add(self, prompt: int, max_tokens: int, text: int) -> None:
         self.count += 1
-        new = seq(f"r{self.count}", prompt, max_tokens, stop=STOP)
+        new = seq(f"r{self.count}", prompt, max_tokens, stop=STOP, text=text)
         if self.scheduler.num_waiting >= self.scheduler.limits.max_queued:
             with pytest.raises(QueueFull):
                 self.scheduler.add(new)
@@ -152,7 +166,7 @@ class Scheduling(RuleBasedStateMachine):
         first = self.scheduler.schedule()
         self.kv.run(first)
         if self.scheduler.num_waiting < self.scheduler.limits.max_queued:
-            self.add(prompt=1, max_tokens=1)  # who comes meanwhile waits for the next step
+            self.add(prompt=1, max_tokens=1, text=3)  # who comes meanwhile waits for the next step
         if first.entries:
             assert self.scheduler.schedule() == first
 
@@ -179,7 +193,7 @@ TestScheduling = Scheduling.TestCase
 @pytest.mark.parametrize("max_batched_tokens", [4, 5, 64])
 def test_any_pool_and_budget_give_the_same_texts(num_blocks: int, max_batched_tokens: int) -> None:
     scheduler = make(num_blocks=num_blocks, max_batched_tokens=max_batched_tokens, max_queued=20)
-    requests = [seq(f"r{i}", 3 + 5 * i % 17, 10 + i) for i in range(12)]
+    requests = [seq(f"r{i}", 3 + 5 * i % 17, 10 + i, text=i) for i in range(12)]
     for request in requests:
         scheduler.add(request)
     finished = run_to_end(scheduler)
@@ -202,7 +216,7 @@ def test_d06_a_full_pool_neither_stalls_nor_thrashes(
     scheduler = make(
         num_blocks=num_blocks, max_running=8, max_batched_tokens=max_batched_tokens, max_queued=8
     )
-    requests = [seq(f"r{i}", prompt, max_tokens) for i in range(8)]
+    requests = [seq(f"r{i}", prompt, max_tokens, text=i) for i in range(8)]
     for request in requests:
         scheduler.add(request)
     kv = FakeKv(scheduler)
@@ -244,8 +258,8 @@ def test_decoding_goes_on_while_a_long_prompt_is_prefilled() -> None:
 def test_the_queue_is_never_jumped() -> None:
     """A small request behind a large one that does not fit yet waits its turn."""
     scheduler = make(num_blocks=10, max_batched_tokens=64)
-    for name, prompt in (("first", 30), ("large", 20), ("small", 1)):
-        scheduler.add(seq(name, prompt, 2))
+    for text, (name, prompt) in enumerate((("first", 30), ("large", 20), ("small", 1))):
+        scheduler.add(seq(name, prompt, 2, text=text))
     kv = FakeKv(scheduler)
     schedule = scheduler.schedule()
     assert [entry.seq.request_id for entry in schedule.entries] == ["first"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan, AttentionRows, plan_attention
-from moe_worker.engine.scheduler import Schedule
+from moe_worker.engine.schedule import Schedule
 
 
 @dataclass(frozen=True)

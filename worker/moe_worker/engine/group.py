@@ -26,7 +26,7 @@ from moe_worker.engine.loading import Loader
 from moe_worker.engine.observer import Observer
 from moe_worker.engine.preparation import Ready
 from moe_worker.engine.requests import Requests
-from moe_worker.engine.scheduler import Schedule
+from moe_worker.engine.schedule import Schedule
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.engine.wave import Wave, conflict
 from moe_worker.expert.migrate import PeerWeights, Staging

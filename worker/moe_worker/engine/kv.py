@@ -61,15 +61,14 @@ class KvCache:
     def num_bytes(self) -> int:
         return sum(pages.num_bytes for pages in self.layers)
 
-    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole blocks, byte by byte, in every layer; no target is a source."""
-        if not sources:
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (from, to), byte by byte, in every layer; no target is a source."""
+        if not copies:
             return
         for pages in self.layers:
             for stored in pages.tensors:
-                device = stored.device
-                rows = stored[torch.tensor(sources, device=device)]
-                stored[torch.tensor(targets, device=device)] = rows
+                sources, targets = torch.tensor(copies, device=stored.device).unbind(1)
+                stored[targets] = stored[sources]
 
 
 @dataclass(frozen=True)

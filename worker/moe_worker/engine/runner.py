@@ -12,7 +12,7 @@ from torch import Tensor
 from moe_worker.engine import sampler
 from moe_worker.engine.batch import build_batch
 from moe_worker.engine.kv import KvCache
-from moe_worker.engine.scheduler import Schedule
+from moe_worker.engine.schedule import Schedule
 from moe_worker.model.transformer import Moe, Transformer
 
 
@@ -30,6 +30,7 @@ class Runner:
         With an empty schedule the model still calls `moe` for every layer, with no tokens.
         """
         device = self.transformer.shared.embedding_VH.device
+        self.kv.copy_blocks(schedule.copies)
         batch = build_batch(schedule, self.kv.block_size, device)
         self.last_logits = self.transformer.forward(batch, self.kv, moe)
         return sampler.draw(self.last_logits, schedule)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moe_kernels.sampling import sample
-from moe_worker.engine.scheduler import Schedule
+from moe_worker.engine.schedule import Schedule
 
 
 def draw(logits_BV: Tensor, schedule: Schedule) -> dict[str, int]:

@@ -3,11 +3,14 @@
 Pure bookkeeping, no torch and no clock. One step has at most `max_batched_tokens` tokens: first
 one token of every decoding sequence, then prompt pieces in order of arrival, then newcomers.
 A schedule stays the same until it is committed, so a failed step is simply run again.
-Neighbours: `blocks` owns the KV blocks, `batch` turns a schedule into tensors.
+Neighbours: `admission` says whether the head of the queue begins, `block_tables` gives sequences
+their KV blocks and what the prefix cache has of them, `schedule` is the result.
 
 Why nobody starves: sequences are admitted in order of arrival and the head of the queue is never
-passed; the oldest running sequence is never preempted and one alone always fits (checked by `add`);
-running sequences never outnumber the token budget, so each gets at least one token a step.
+passed, so those that run are always the oldest; the oldest is never preempted, alone it always fits
+(checked by `add`), and running sequences never outnumber the token budget, so it advances by at
+least one token in every step. A request ends at the latest after as many steps as it and those
+before it have tokens in all, whatever arrives later.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from moe_worker.engine.admission import start_for
+from moe_worker.engine.block_tables import BlockTables
 from moe_worker.engine.blocks import BlockPool
+from moe_worker.engine.schedule import Schedule, ScheduledSequence
 from moe_worker.engine.sequence import Sequence
 
 
@@ -42,6 +48,7 @@ class SchedulerLimits:
     max_queued: int
     max_model_len: int
     block_size: int
+    prefix_caching: bool = True
     queue_full_retry_seconds: float = 1.0
 
     def __post_init__(self) -> None:
@@ -53,37 +60,12 @@ class SchedulerLimits:
                 f"{self.max_running}; every running sequence needs a token a step"
             )
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-
-@dataclass(frozen=True)
-class ScheduledSequence:
-    seq: Sequence
-    start: int
-    """Position of the first token to compute."""
-    num_tokens: int
-    samples: bool
-    """The last token to compute is the newest one, so a next token is drawn."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    entries: tuple[ScheduledSequence, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(entry.num_tokens for entry in self.entries)
-
-    @property
-    def num_samples(self) -> int:
-        return sum(entry.samples for entry in self.entries)
-
 
 class Scheduler:
     def __init__(self, limits: SchedulerLimits, blocks: BlockPool) -> None:
         self.limits = limits
         self.blocks = blocks
+        self.tables = BlockTables(blocks, limits.block_size, limits.prefix_caching)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._pending: Schedule | None = None
@@ -123,7 +105,7 @@ class Scheduler:
             for seq in group:
                 if seq.request_id == request_id:
                     group.remove(seq)
-                    self._release(seq)
+                    self.tables.release(seq)
                     self._withdraw(seq)
                     return True
         return False
@@ -134,10 +116,11 @@ class Scheduler:
             budget = self.limits.max_batched_tokens
             decoding, preempted = self._schedule_decodes()
             budget -= len(decoding)
-            prefilling, budget = self._schedule_prefills(budget)
+            pieces, budget = self._schedule_prefills(budget)
             # Who was just preempted must not take the freed blocks back in the same step.
-            admitted = [] if preempted else self._admit(budget)
-            entries = (*decoding, *prefilling, *admitted)
+            if not preempted:
+                self._admit(budget, pieces)
+            entries = (*decoding, *pieces)
             self._pending = Schedule(entries) if entries else None
         return self._pending or Schedule()
 
@@ -152,28 +135,26 @@ class Scheduler:
         for entry in schedule.entries:
             if entry.seq.request_id not in alive:
                 continue
-            entry.seq.num_computed = entry.start + entry.num_tokens
+            entry.seq.num_computed = entry.end
+            self.tables.record(entry.seq)
             if entry.samples:
                 self._append(entry.seq, token_by_request[entry.seq.request_id])
             if entry.seq.finish_reason is not None:
                 self._running.remove(entry.seq)
-                self._release(entry.seq)
+                self.tables.release(entry.seq)
                 finished.append(entry.seq)
         return finished
 
     def check_integrity(self) -> None:
         """Blocks are held by live sequences only, each for exactly the tokens it has room for."""
         everyone = [*self._running, *self._waiting]
-        self.blocks.check_integrity(seq.block_table for seq in everyone)
+        self.tables.check_integrity(everyone)
         assert len({seq.request_id for seq in everyone}) == len(everyone), "a request is here twice"
         for seq in self._waiting:
             assert not seq.block_table, f"{seq.request_id} waits with KV blocks"
             assert seq.num_computed == 0, f"{seq.request_id} waits with computed tokens"
-        for seq in self._running:
-            room = len(seq.block_table) * self.limits.block_size
-            assert seq.num_computed <= room, f"{seq.request_id} computed past its blocks"
-        arrivals = [seq.arrival for seq in self._waiting]
-        assert arrivals == sorted(arrivals), "the queue is out of order"
+        arrivals = [seq.arrival for seq in (*self._running, *self._waiting)]
+        assert arrivals == sorted(arrivals), "somebody was passed"
 
     def _schedule_decodes(self) -> tuple[list[ScheduledSequence], bool]:
         """One token of every sequence whose prompt is computed; takes blocks, preempts for them."""
@@ -182,15 +163,15 @@ class Scheduler:
         for seq in tuple(self._running):
             if seq.num_tokens - seq.num_computed != 1:
                 continue
-            missing = self.limits.blocks_for(seq.num_tokens) - len(seq.block_table)
+            missing = self.tables.num_missing(seq)
             # The youngest goes first: it is never one that this loop has scheduled already.
-            while missing > self.blocks.num_free and self._running[-1].arrival >= seq.arrival:
+            while missing > self.blocks.num_available and self._running[-1].arrival >= seq.arrival:
                 self._preempt(self._running[-1])
                 preempted = True
             if self._running[-1].arrival < seq.arrival:
                 break
-            seq.block_table += self.blocks.take(missing)
-            scheduled.append(_entry(seq, 1))
+            self.tables.grow(seq)
+            scheduled.append(self._entry(seq, 1))
         return scheduled, preempted
 
     def _schedule_prefills(self, budget: int) -> tuple[list[ScheduledSequence], int]:
@@ -199,36 +180,30 @@ class Scheduler:
         scheduled = []
         for seq in self._running:
             if seq.num_tokens - seq.num_computed > 1:
-                scheduled.append(_entry(seq, min(seq.num_tokens - seq.num_computed, budget)))
+                scheduled.append(self._entry(seq, min(seq.num_tokens - seq.num_computed, budget)))
                 budget -= scheduled[-1].num_tokens
         return scheduled, budget
 
-    def _admit(self, budget: int) -> list[ScheduledSequence]:
+    def _admit(self, budget: int, pieces: list[ScheduledSequence]) -> None:
         """Newcomers in order of arrival, as long as budget, places and blocks last.
 
         A newcomer takes blocks for all its tokens at once, so prefill never waits for blocks.
         """
-        scheduled = []
         while self._waiting and budget > 0 and len(self._running) < self.limits.max_running:
             seq = self._waiting[0]
-            needed = self.limits.blocks_for(seq.num_tokens)
-            if needed + self._headroom(seq) > self.blocks.num_free:
+            start = start_for(
+                seq, self.tables, pieces, len(self._running), self.limits.max_batched_tokens
+            )
+            if start is None:
                 break
             self._waiting.popleft()
             self._running.append(seq)
-            seq.block_table = self.blocks.take(needed)
-            scheduled.append(_entry(seq, min(seq.num_tokens, budget)))
-            budget -= scheduled[-1].num_tokens
-        return scheduled
-
-    def _headroom(self, newcomer: Sequence) -> int:
-        """Blocks that the running sequences may ask for until the newcomer draws its first token.
-
-        They stay free, else the newcomer, being the youngest, would be preempted for nothing.
-        """
-        num_running = len(self._running)
-        per_step = self.limits.max_batched_tokens - num_running
-        return num_running * self.limits.blocks_for(-(-newcomer.num_tokens // per_step))
+            self.tables.begin(seq, start)
+            if seq.num_starts == 0:
+                seq.num_cached_tokens = start.num_cached_tokens
+            seq.num_starts += 1
+            pieces.append(self._entry(seq, min(seq.num_tokens - seq.num_computed, budget)))
+            budget -= pieces[-1].num_tokens
 
     def _append(self, seq: Sequence, token: int) -> None:
         if token in seq.params.stop_token_ids:
@@ -241,21 +216,15 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         """Give its blocks back; its tokens are kept and computed again from the first."""
         self._running.remove(seq)
-        self._release(seq)
+        self.tables.release(seq)
         self._waiting.appendleft(seq)
         self.num_preemptions += 1
-
-    def _release(self, seq: Sequence) -> None:
-        self.blocks.release(reversed(seq.block_table))
-        seq.block_table = []
-        seq.num_computed = 0
 
     def _withdraw(self, seq: Sequence) -> None:
         if self._pending is not None:
             entries = tuple(entry for entry in self._pending.entries if entry.seq is not seq)
             self._pending = Schedule(entries) if entries else None
 
-
-def _entry(seq: Sequence, count: int) -> ScheduledSequence:
-    samples = seq.num_computed + count == seq.num_tokens
-    return ScheduledSequence(seq, seq.num_computed, count, samples)
+    def _entry(self, seq: Sequence, count: int) -> ScheduledSequence:
+        start, copy = seq.num_computed, self.tables.copy_for(seq)
+        return ScheduledSequence(seq, start, count, start + count == seq.num_tokens, copy)

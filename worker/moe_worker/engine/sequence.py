@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moe_worker.engine.prefix_index import Prefix
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -41,6 +43,14 @@ class Sequence:
     """KV blocks held, in order of position."""
     num_computed: int = 0
     """Tokens whose keys and values lie in those blocks."""
+    prefix: Prefix | None = None
+    """The last of its first blocks that others can find; see `block_tables`."""
+    copied_from: int | None = None
+    """Block held until the step has run that copies it into the first block to be written."""
+    num_starts: int = 0
+    """Times it was given blocks: 1, and once more after each preemption."""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt found in the prefix cache when it first began."""
     finish_reason: FinishReason | None = None
     arrival: int = -1
     """Order of arrival, given by the scheduler; the oldest is never preempted."""
@@ -56,6 +66,12 @@ class Sequence:
     @property
     def max_total_tokens(self) -> int:
         return len(self.prompt) + self.params.max_tokens
+
+    @property
+    def first_wanted(self) -> int:
+        """Position of the first token whose logits are still wanted; what the cache holds of the
+        tokens before need not be computed."""
+        return self.num_tokens - 1
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids of positions start ≤ p < end."""
