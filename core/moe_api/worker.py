@@ -54,6 +54,7 @@ class SchedulerConfig(Part):
 class ApiLimits(Part):
     max_body_bytes: int = 4 * 1024 * 1024
     max_stop_strings: int = 16
+    max_choices: int = 8
 
 
 class WorkerConfig(Document):

@@ -6,22 +6,36 @@ Lets HTTP behaviour be tested in milliseconds and held at any point: `hold()` st
 
 from __future__ import annotations
 
+import math
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from moe_api.load import LoadReport
 from moe_api.plan import Fence, GroupPlan
 from moe_api.worker import WorkerPhase, WorkerState
-from moe_worker.engine.events import EventSink, Finished, FinishReason, NotAdmitting, Token
+from moe_worker.engine.events import (
+    EventSink,
+    Finished,
+    FinishReason,
+    NotAdmitting,
+    Prompt,
+    Token,
+    TokenLogprobs,
+)
 from moe_worker.engine.observer import Observer, Unobserved
+from moe_worker.engine.sampling_params import Grammar, SamplingParams
 from moe_worker.engine.scheduler import QueueFull
-from moe_worker.engine.sequence import SamplingParams
 
 Script = Callable[[Sequence[int]], Iterable[int]]
-"""Prompt → tokens, in order; when they run out the request ends as if a stop token came."""
+"""Prompt → tokens, in order; when they run out the request ends as if a stop token came. A request
+with a grammar gets tokens that it allows instead, drawn with the request's seed."""
+CACHED_TOKENS = 1
 
 
 @dataclass
@@ -122,7 +136,10 @@ class FakeEngine:
                 raise NotAdmitting(self.phase, f"its phase is {self.phase}", 3.0)
             if len(self._running) == self._max_running and len(self._waiting) >= self._max_queued:
                 raise QueueFull(self._max_queued, 2.0)
-            tokens = iter(self.script(prompt_ids))
+            if params.grammar is None:
+                tokens = iter(self.script(prompt_ids))
+            else:
+                tokens = following(params.grammar, params)
             self._waiting.append(_Request(request_id, tuple(prompt_ids), params, on_event, tokens))
             self.submitted.append((tuple(prompt_ids), params))
             self._observer.admitted(len(prompt_ids))
@@ -212,11 +229,14 @@ class FakeEngine:
 
     def _run_step(self) -> None:
         for request in list(self._running):
+            if not request.num_tokens:
+                request.on_event(Prompt(CACHED_TOKENS, prompt_logprobs(request)))
             token = next(request.tokens, None)
             if token is None or token in request.params.stop_token_ids:
                 self._end(request, "stop")
                 continue
-            request.on_event(Token(token, request.num_tokens))
+            told = logprobs_of(token, request.params.num_logprobs)
+            request.on_event(Token(token, request.num_tokens, told))
             request.num_tokens += 1
             self._observer.generated(1)
             if request.num_tokens == request.params.max_tokens:
@@ -234,3 +254,28 @@ class FakeEngine:
     def _finish(self, request: _Request, reason: FinishReason, message: str | None = None) -> None:
         request.on_event(Finished(reason, message, len(request.prompt), request.num_tokens))
         self._observer.finished(reason)
+
+
+def following(grammar: Grammar, params: SamplingParams) -> Iterator[int]:
+    """Any answer that the grammar allows; ends when it may."""
+    draw = random.Random(params.seed)
+    output: list[int] = []
+    while True:
+        allowed = np.flatnonzero(grammar.allowed(output)).tolist()
+        ends = [token for token in allowed if token in params.stop_token_ids]
+        output.append(draw.choice(ends or allowed))
+        yield output[-1]
+
+
+def logprobs_of(token: int, count: int | None) -> TokenLogprobs | None:
+    """The token itself is certain, all others are impossible."""
+    if count is None:
+        return None
+    others = [other for other in range(count + 1) if other != token]
+    ranked = [(token, 0.0), *((other, -math.inf) for other in others)]
+    return TokenLogprobs(token, 0.0, tuple(ranked[:count]))
+
+
+def prompt_logprobs(request: _Request) -> tuple[TokenLogprobs, ...]:
+    told = [logprobs_of(token, request.params.prompt_logprobs) for token in request.prompt[1:]]
+    return tuple(entry for entry in told if entry is not None)

@@ -13,7 +13,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from moe_api.worker import ApiLimits
-from moe_worker.api.prepare import ServedModel
+from moe_worker.api.served_model import ServedModel
 from moe_worker.api.server import public_app
 from moe_worker.api.traffic import Traffic
 from moe_worker.control import control_app
@@ -22,6 +22,7 @@ from moe_worker.metrics import EngineCollector, WorkerMetrics
 from moe_worker.serving_engine import ServingEngine
 from moe_worker.shutdown import Shutdown
 from moe_worker.text.chat_template import ChatTemplate
+from moe_worker.text.grammar import Grammars
 from moe_worker.text.prompt_tokenizer import PromptTokenizer
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, END, byte_tokenizer
 
@@ -32,12 +33,14 @@ TOKEN = "control-secret"
 def byte_model() -> ServedModel:
     """A model whose tokens are bytes; its stop token is the end of a turn."""
     tokenizer = byte_tokenizer()
+    vocab_size, stops = tokenizer.get_vocab_size(), frozenset({tokenizer.token_to_id(END)})
     return ServedModel(
         name=MODEL_NAME,
         tokenizer=PromptTokenizer(tokenizer),
         template=ChatTemplate(CHAT_TEMPLATE, {}),
-        vocab_size=tokenizer.get_vocab_size(),
-        stop_token_ids=frozenset({tokenizer.token_to_id(END)}),
+        vocab_size=vocab_size,
+        stop_token_ids=stops,
+        grammars=Grammars(tokenizer, vocab_size, stops),
     )
 
 

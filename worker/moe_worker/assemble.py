@@ -10,9 +10,12 @@ import logging
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
-from moe_worker.api.prepare import ServedModel
+from moe_kernels.kv_formats import KvFormatError
+from moe_worker.api.served_model import ServedModel
 from moe_worker.engine.engine import Engine
+from moe_worker.engine.kv_scales import KvScalesUnusable
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.failed_engine import FailedEngine
 from moe_worker.metrics import WorkerMetrics
@@ -26,6 +29,7 @@ from moe_worker.model.weights import Checkpoint
 from moe_worker.serve import ServeSettings
 from moe_worker.serving_engine import ServingEngine
 from moe_worker.text.chat_template import TemplateUnreadable, load_template
+from moe_worker.text.grammar import Grammars, TokenizerUnguidable
 from moe_worker.text.prompt_tokenizer import PromptTokenizer, TokenizerUnreadable, load_tokenizer
 from moe_worker.text.stop_tokens import stop_token_ids
 
@@ -55,18 +59,31 @@ def assemble(
         token=settings.token,
         control_port=settings.control_port,
     )
-    return Engine(engine_settings, arch, checkpoint, metrics), model
+    try:
+        return Engine(engine_settings, arch, checkpoint, metrics), model
+    except (KvFormatError, KvScalesUnusable) as error:
+        return _failed(settings, type(error).__name__, str(error)), None
 
 
 def _served_model(name: str, path: Path, arch: ModelArchitecture) -> ServedModel:
     tokenizer = load_tokenizer(path)
+    stops = stop_token_ids(path, arch.eos_token_ids, tokenizer)
     return ServedModel(
         name=name,
         tokenizer=PromptTokenizer(tokenizer),
         template=load_template(path),
         vocab_size=arch.vocab_size,
-        stop_token_ids=stop_token_ids(path, arch.eos_token_ids, tokenizer),
+        stop_token_ids=stops,
+        grammars=_grammars(tokenizer, arch.vocab_size, stops),
     )
+
+
+def _grammars(tokenizer: Tokenizer, vocab_size: int, stops: frozenset[int]) -> Grammars | None:
+    try:
+        return Grammars(tokenizer, vocab_size, stops)
+    except TokenizerUnguidable as error:
+        logger.warning("answers can not be held to a schema: %s", error)
+        return None
 
 
 def _failed(settings: ServeSettings, reason: str, message: str) -> FailedEngine:

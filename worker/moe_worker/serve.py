@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from moe_api import names
 from moe_api.worker import WorkerConfig
-from moe_worker.api.prepare import ServedModel
+from moe_worker.api.served_model import ServedModel
 from moe_worker.api.server import public_app
 from moe_worker.api.traffic import Traffic
 from moe_worker.control import control_app

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from moe_worker.api.openai import Message
 from moe_worker.text.chat_template import load_template
 from moe_worker.text.prompt_tokenizer import PromptTokenizer, load_tokenizer
 
@@ -30,7 +29,7 @@ def test_a_chat_is_encoded_as_by_transformers(reference: Any, turns: list[tuple[
     prompts, template = PromptTokenizer(load_tokenizer(MODEL)), load_template(MODEL)
     assert template is not None
     messages = [{"role": role, "content": content} for role, content in turns]
-    rendered = template.render([Message.model_validate(m) for m in messages], prompts.shield)
+    rendered = template.render(messages, prompts.shield)
     expected = reference.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=False
     )

@@ -13,7 +13,7 @@ import pytest
 from moe_api import names
 from moe_api.worker import ApiLimits, WorkerPhase
 from tests.support.byte_tokenizer import END, byte_tokenizer
-from tests.support.fake_engine import FakeEngine, Script
+from tests.support.fake_engine import CACHED_TOKENS, FakeEngine, Script
 from tests.support.http_worker import MODEL_NAME, HttpWorker, http_worker
 from tests.support.until import until
 
@@ -89,6 +89,7 @@ def test_a_whole_chat_answer(serve: Any) -> None:
         "prompt_tokens": prompt_tokens,
         "completion_tokens": 8,
         "total_tokens": prompt_tokens + 8,
+        "prompt_tokens_details": {"cached_tokens": CACHED_TOKENS},
     }
 
 
@@ -318,10 +319,10 @@ def test_a_failed_engine_ends_streams_with_an_error_chunk(serve: Any) -> None:
 def test_metrics_count_tokens_and_hold_nothing_from_clients(serve: Any) -> None:
     _, worker = serve(saying("Hello"))
     with worker.client() as client:
-        client.post(CHAT, json=chat_body(user="secret-user"))
+        client.post(CHAT, json=chat_body(unknown="secret-field"))
         client.post(CHAT, json=chat_body(model="secret-model"))
         for _ in range(3):
-            client.post(TEXT, json=text_body(prompt="secret-prompt"))
+            client.post(TEXT, json=text_body(prompt="secret-prompt", user="secret-user"))
         client.get("/secret-path")
         until(lambda: worker.outcomes() == {"stop": 3, "invalid": 2}, "all are counted")
         text = client.get("/metrics").text

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from moe_kernels.sampling import NonFiniteLogits, sample, uniform
+from moe_kernels import sampling
+from moe_kernels.sampling import Cut, NonFiniteLogits, sample, uniform
 
 PROBABILITIES = [0.5, 0.25, 0.15, 0.1]
 DRAWS = 4000
 
 
-def draw_many(logits: list[float], temperature: float, top_p: float, seed: int = 1) -> Counter[int]:
+def draw_many(logits: list[float], cut: Cut, seed: int = 1) -> Counter[int]:
     rows = torch.tensor([logits]).expand(DRAWS, -1)
-    tokens = sample(
-        rows, [temperature] * DRAWS, [top_p] * DRAWS, [seed] * DRAWS, list(range(DRAWS))
-    )
+    tokens = sample(rows, [cut] * DRAWS, [seed] * DRAWS, list(range(DRAWS)))
     return Counter(tokens.tolist())
 
 
 def greedy(logits: Tensor) -> list[int]:
     rows = len(logits)
-    picked: list[int] = sample(logits, [0.0] * rows, [1.0] * rows, [0] * rows, [0] * rows).tolist()
+    picked: list[int] = sample(logits, [Cut()] * rows, [0] * rows, [0] * rows).tolist()
     return picked
 
 
@@ -35,7 +39,7 @@ def test_greedy_takes_the_largest_and_the_lowest_id_on_ties() -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_tempered_probabilities(temperature: float) -> None:
-    counts = draw_many([math.log(p) for p in PROBABILITIES], temperature, 1.0)
+    counts = draw_many([math.log(p) for p in PROBABILITIES], Cut(temperature))
     tempered = [p ** (1 / temperature) for p in PROBABILITIES]
     for token, weight in enumerate(tempered):
         expected = weight / sum(tempered)
@@ -43,25 +47,43 @@ def test_frequencies_follow_the_tempered_probabilities(temperature: float) -> No
         assert abs(counts[token] / DRAWS - expected) <= tolerance
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.5, 1), (0.51, 2), (0.8, 3), (1.0, 4)])
-def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        (Cut(1.0, top_p=0.4), 1),
+        (Cut(1.0, top_p=0.5), 1),
+        (Cut(1.0, top_p=0.51), 2),
+        (Cut(1.0, top_p=0.8), 3),
+        (Cut(1.0, top_p=1.0), 4),
+        (Cut(1.0, top_k=1), 1),
+        (Cut(1.0, top_k=3), 3),
+        (Cut(1.0, top_k=9), 4),
+        (Cut(1.0, top_k=2, top_p=0.66), 1),  # 0.5 of 0.75 is more than 0.66
+        (Cut(1.0, top_k=2, top_p=0.67), 2),
+        (Cut(1.0, min_p=1.0), 1),
+        (Cut(1.0, min_p=0.49), 2),
+        (Cut(1.0, min_p=0.29), 3),
+        (Cut(1.0, min_p=0.0), 4),
+        (Cut(1.0, top_p=0.8, min_p=0.4), 2),
+    ],
+)
+def test_cuts_keep_the_most_probable_tokens(cut: Cut, kept: int) -> None:
     shuffled = [2, 0, 3, 1]
     logits = [0.0] * 4
     for place, token in enumerate(shuffled):
         logits[token] = math.log(PROBABILITIES[place])
-    assert set(draw_many(logits, 1.0, top_p)) == set(shuffled[:kept])
+    assert set(draw_many(logits, cut)) == set(shuffled[:kept])
 
 
 def test_a_draw_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(9, 101, generator=torch.Generator().manual_seed(0))
     temperature = [0.0, 0.7, 1.0, 1.3, 0.0, 1.0, 2.0, 1.0, 0.9]
     top_p = [1.0, 0.9, 0.5, 1.0, 1.0, 0.99, 0.8, 1.0, 0.3]
+    top_k = [0, 5, 0, 50, 1, 0, 0, 7, 0]
+    cuts = [Cut(t, k, p) for t, k, p in zip(temperature, top_k, top_p, strict=True)]
     seeds, positions = list(range(40, 49)), list(range(9))
-    together = sample(logits, temperature, top_p, seeds, positions).tolist()
-    alone = [
-        int(sample(logits[[i]], [temperature[i]], [top_p[i]], [seeds[i]], [positions[i]]))
-        for i in range(9)
-    ]
+    together = sample(logits, cuts, seeds, positions).tolist()
+    alone = [int(sample(logits[[i]], [cuts[i]], [seeds[i]], [positions[i]])) for i in range(9)]
     assert alone == together
 
 
@@ -81,4 +103,88 @@ def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 def test_a_masked_token_is_never_drawn() -> None:
-    assert set(draw_many([0.0, -math.inf, 0.0], 1.0, 1.0)) == {0, 2}
+    assert set(draw_many([0.0, -math.inf, 0.0], Cut(1.0))) == {0, 2}
+
+
+def row(*values: float) -> npt.NDArray[np.float32]:
+    return np.asarray(values, dtype=np.float32)
+
+
+def penalised(
+    logits: Sequence[float],
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    frequency: float = 0.0,
+    presence: float = 0.0,
+    repetition: float = 1.0,
+) -> list[float]:
+    told = sampling.penalise(
+        row(*logits),
+        prompt,
+        output,
+        frequency=frequency,
+        presence=presence,
+        repetition=repetition,
+    )
+    return [float(value) for value in told]
+
+
+def test_penalties_by_hand() -> None:
+    assert penalised([1, 2, 3, 4], output=[1, 1, 3], frequency=0.5) == [1, 1, 3, 3.5]
+    assert penalised([1, 2, 3, 4], output=[1, 1, 3], presence=0.5) == [1, 1.5, 3, 3.5]
+    assert penalised([1, 2, 3, 4], prompt=[0], output=[], frequency=2, presence=2) == [1, 2, 3, 4]
+    assert penalised([4, -4, 3, 0], prompt=[0, 0, 3], output=[1], repetition=2) == [2, -8, 3, 0]
+
+
+LOGITS = st.lists(st.floats(-50, 50, width=32), min_size=8, max_size=8)
+TOKENS = st.lists(st.integers(0, 7), max_size=20)
+PENALTY = st.floats(-2, 2, width=32)
+
+
+@given(LOGITS, TOKENS, TOKENS, PENALTY, PENALTY, st.floats(0.5, 2, width=32))
+def test_penalties_are_the_formula_token_by_token(
+    logits: list[float],
+    prompt: list[int],
+    output: list[int],
+    frequency: float,
+    presence: float,
+    repetition: float,
+) -> None:
+    told = penalised(logits, prompt, output, frequency, presence, repetition)
+    for token, logit in enumerate(logits):
+        wanted = logit
+        if token in prompt or token in output:
+            wanted = logit / repetition if logit > 0 else logit * repetition
+        wanted -= frequency * output.count(token) + presence * (token in output)
+        assert told[token] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_penalties_and_biases_leave_the_row_itself_alone() -> None:
+    logits = row(1, 2, 3)
+    penalised_row = sampling.penalise(logits, [0], [1], frequency=1, presence=1, repetition=2)
+    biased = sampling.bias(logits, {0: 5, 2: -100})
+    limited = sampling.restrict(logits, np.asarray([True, False, True]))
+    assert logits.tolist() == [1, 2, 3]
+    assert penalised_row.tolist() == [0.5, -1, 3]
+    assert biased.tolist() == [6, 2, -math.inf]
+    assert limited.tolist() == [1, -math.inf, 3]
+    assert {array.dtype for array in (penalised_row, biased, limited)} == {np.dtype(np.float32)}
+
+
+@given(LOGITS, st.sets(st.integers(0, 7), max_size=7))
+def test_log_probabilities_sum_to_one_and_impossible_ones_are_minus_infinity(
+    logits: list[float], forbidden: set[int]
+) -> None:
+    values = row(*logits)
+    values[list(forbidden)] = -np.inf
+    logprobs = sampling.log_probabilities(values)
+    assert np.exp(logprobs).sum() == pytest.approx(1)
+    assert {i for i, value in enumerate(logprobs) if value == -math.inf} >= forbidden
+
+
+@given(st.lists(st.sampled_from([-math.inf, -2.0, -1.0, -0.5]), min_size=1), st.integers(0, 30))
+def test_the_most_probable_are_sorted_with_the_lowest_id_on_ties(
+    logprobs: list[float], count: int
+) -> None:
+    ids = sampling.most_probable(np.asarray(logprobs), count)
+    assert ids == sorted(range(len(logprobs)), key=lambda i: (-logprobs[i], i))[:count]

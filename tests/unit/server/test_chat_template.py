@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from moe_worker.api.api_error import ApiError
-from moe_worker.api.openai import Message
-from moe_worker.text.chat_template import ChatTemplate, TemplateUnreadable, load_template
+from moe_worker.text.chat_template import (
+    ChatTemplate,
+    TemplateRefuses,
+    TemplateUnreadable,
+    load_template,
+)
 
-HELLO = [Message(role="user", content="hi")]
+HELLO = [{"role": "user", "content": "hi"}]
 
 
 def as_is(text: str) -> str:
@@ -79,7 +82,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_can_not_reach_out_and_its_refusals_are_answers(source: str) -> None:
-    error: type[Exception] = OverflowError if "range" in source else ApiError
+    error: type[Exception] = OverflowError if "range" in source else TemplateRefuses
     with pytest.raises(error):
         ChatTemplate(source, {}).render(HELLO, as_is)
 

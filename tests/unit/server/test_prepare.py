@@ -10,7 +10,8 @@ import pytest
 
 from moe_api.worker import ApiLimits
 from moe_worker.api.api_error import ApiError
-from moe_worker.api.prepare import Prepared, ServedModel, prepare_chat, prepare_completion
+from moe_worker.api.prepare import Prepared, prepare_chat, prepare_completion
+from moe_worker.api.served_model import ServedModel
 from moe_worker.text.chat_template import ChatTemplate
 from moe_worker.text.prompt_tokenizer import PromptTokenizer
 from tests.support.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
@@ -38,31 +39,33 @@ def chat(served: ServedModel = MODEL, **fields: Any) -> Prepared:
 
 def test_a_completion_becomes_ids_and_parameters() -> None:
     prepared = completion(prompt="abc", temperature=0, top_p=0.5, seed=7, stop=["x"], stream=True)
-    assert prepared.prompt_ids == [97, 98, 99]
-    assert prepared.params.max_tokens == 16
-    assert prepared.params.temperature == 0
-    assert prepared.params.top_p == 0.5
-    assert prepared.params.seed == 7
-    assert prepared.params.stop_token_ids == {260}
+    assert prepared.choices[0].prompt_ids == [97, 98, 99]
+    assert prepared.choices[0].params.max_tokens == 16
+    assert prepared.choices[0].params.temperature == 0
+    assert prepared.choices[0].params.top_p == 0.5
+    assert prepared.choices[0].params.seed == 7
+    assert prepared.choices[0].params.stop_token_ids == {260}
     assert prepared.stops == ("x",)
     assert prepared.stream
 
 
 def test_openai_defaults_and_a_seed_of_ones_own() -> None:
     first, second = completion(prompt="a"), completion(prompt="a")
-    assert (first.params.temperature, first.params.top_p) == (1.0, 1.0)
-    assert first.params.seed != second.params.seed
-    assert 0 <= completion(prompt="a", seed=-5).params.seed < 2**63
+    assert (first.choices[0].params.temperature, first.choices[0].params.top_p) == (1.0, 1.0)
+    assert first.choices[0].params.seed != second.choices[0].params.seed
+    assert 0 <= completion(prompt="a", seed=-5).choices[0].params.seed < 2**63
 
 
 def test_chat_goes_on_to_the_end_of_the_context() -> None:
     prepared = chat()
-    assert len(prepared.prompt_ids) + prepared.params.max_tokens == MAX_MODEL_LEN
+    assert (
+        len(prepared.choices[0].prompt_ids) + prepared.choices[0].params.max_tokens == MAX_MODEL_LEN
+    )
 
 
 def test_a_default_that_does_not_fit_is_cut_but_a_wish_is_refused() -> None:
-    assert completion(prompt=[1] * 60).params.max_tokens == 4
-    assert completion(prompt=[1] * 60, max_tokens=4).params.max_tokens == 4
+    assert completion(prompt=[1] * 60).choices[0].params.max_tokens == 4
+    assert completion(prompt=[1] * 60, max_tokens=4).choices[0].params.max_tokens == 4
     with pytest.raises(ApiError, match="at most 4 may follow") as caught:
         completion(prompt=[1] * 60, max_tokens=5)
     assert caught.value.code == "context_length_exceeded"

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
-from moe_worker.api.openai import Message
 from moe_worker.text.chat_template import ChatTemplate
 from moe_worker.text.prompt_tokenizer import PromptTokenizer, TokenizerUnreadable, load_tokenizer
 from tests.support.byte_tokenizer import ASSISTANT, CHAT_TEMPLATE, END, USER, byte_tokenizer
@@ -24,7 +23,7 @@ USER_TEXT = st.lists(
 
 
 def chat(*turns: tuple[str, str]) -> list[int]:
-    messages = [Message.model_validate({"role": r, "content": c}) for r, c in turns]
+    messages = [{"role": r, "content": c} for r, c in turns]
     return PROMPTS.encode_rendered(TEMPLATE.render(messages, PROMPTS.shield))
 
 

@@ -1,7 +1,8 @@
 """One completion route, from the first byte of a request to the last of its answer.
 
-`server` makes two, for text and for chat: they differ in how a body is prepared and how an answer
-is shaped. What a client sends reaches the engine only after `prepare` made checked numbers of it.
+`server` makes two, for text and for chat: they differ in how a body is prepared and how a choice is
+shaped. What a client sends reaches the engine only after `prepare` made checked numbers of it.
+Neighbour: `answer` generates and sends.
 """
 
 from __future__ import annotations
@@ -11,127 +12,93 @@ import functools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from moe_api.worker import ApiLimits
-from moe_worker.api.api_error import ApiError, internal, invalid, queue_full, unavailable
+from moe_worker.api.answer import Answer, ClientStalled, Desk, outcome_of
+from moe_worker.api.api_error import ApiError, unavailable
 from moe_worker.api.body import BodyReader
+from moe_worker.api.chat_choice import ChatChoice
 from moe_worker.api.client_presence import unless_gone
-from moe_worker.api.generation import Generation
-from moe_worker.api.pieces import End, Piece, pieces
-from moe_worker.api.prepare import Prepared, ServedModel
-from moe_worker.api.replies import DONE, Reply, Usage, to_event, to_json
-from moe_worker.api.traffic import Traffic
-from moe_worker.engine.events import NotAdmitting
-from moe_worker.engine.scheduler import QueueFull, RequestTooLong
-from moe_worker.metrics import Outcome, WorkerMetrics
-from moe_worker.serving_engine import ServingEngine
-from moe_worker.text.detokenizer import Detokenizer
-from moe_worker.text.stop_strings import StopStrings
+from moe_worker.api.prepare import Prepared
+from moe_worker.api.replies import Envelope, Kind
+from moe_worker.api.served_model import ServedModel
+from moe_worker.api.text_choice import TextChoice
+from moe_worker.metrics import Outcome
 
 logger = logging.getLogger(__name__)
 
-JSON = "application/json"
-EVENT_STREAM = "text/event-stream; charset=utf-8"
-
 
 @dataclass(frozen=True)
-class Desk:
-    """What all completion routes of one worker share."""
+class Counter:
+    """Where bodies are taken in; all routes of a worker share it."""
 
-    engine: ServingEngine
-    model: ServedModel | None
-    """None when the model can not be served; the engine never admits then."""
     limits: ApiLimits
-    traffic: Traffic
-    metrics: WorkerMetrics
     bodies: BodyReader
     tokenizer_thread: Executor
-    """One thread: encoding goes on beside the event loop, one prompt at a time."""
+    """One thread: encoding goes on beside the event loop, one request at a time."""
 
 
 @dataclass(frozen=True)
 class RouteKind:
     id_prefix: str
+    objects: Kind
     prepare: Callable[[bytes, ServedModel, ApiLimits, int], Prepared]
-    reply: Callable[[str, int, str, bool], Reply]
-    """(request id, created, model name, whether usage is streamed) → shape of the answers."""
+    choice: Callable[[ServedModel, Prepared], ChatChoice | TextChoice]
 
 
 class CompletionRoute:
     """An ASGI application, because answering and noticing that the client left go together."""
 
-    def __init__(self, desk: Desk, kind: RouteKind) -> None:
+    def __init__(self, desk: Desk, counter: Counter, kind: RouteKind) -> None:
         self._desk = desk
+        self._counter = counter
         self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"{self._kind.id_prefix}-{uuid.uuid4().hex}"
+        started = time.monotonic()
         with self._desk.traffic.request():
-            answer = _Answer(self._desk, self._kind, request_id, send)
             outcome: Outcome = "error"
+            tokens = (0, 0)
             try:
-                outcome = await answer.give(Request(scope, receive))
+                model, prepared = await self._take_in(Request(scope, receive))
+                answer = self._answer(request_id, started, model, prepared, send)
+                try:
+                    outcome = await unless_gone(receive, answer.give()) or "cancelled"
+                finally:
+                    tokens = prepared.num_prompt_tokens, answer.num_tokens
             except ApiError as error:
-                outcome = _outcome(error)
+                outcome = outcome_of(error)
                 raise
             except ClientDisconnect:
                 outcome = "cancelled"
                 raise
+            except ClientStalled:
+                outcome = "cancelled"
             finally:
                 self._desk.metrics.answered(outcome)
-                answer.log(outcome)
+                _log(request_id, outcome, tokens, time.monotonic() - started)
 
-
-class _Answer:
-    """One request being answered."""
-
-    def __init__(self, desk: Desk, kind: RouteKind, request_id: str, send: Send) -> None:
-        self._desk = desk
-        self._kind = kind
-        self._request_id = request_id
-        self._send = send
-        self._start_seconds = time.monotonic()
-        self._num_prompt_tokens = 0
-        self._num_tokens = 0
-
-    async def give(self, request: Request) -> Outcome:
-        """Raises ApiError as long as nothing was sent; later errors end the stream."""
-        model, prepared = await self._prepare(request)
-        generation = Generation(self._desk.engine, self._request_id, prepared.params.max_tokens)
-        with self._desk.traffic.generating(generation):
-            self._submit(generation, prepared)
-            completion = pieces(
-                generation,
-                Detokenizer(model.tokenizer.decoder),
-                StopStrings(prepared.stops),
-                self._desk.metrics.timer(self._start_seconds).token,
+    async def _take_in(self, request: Request) -> tuple[ServedModel, Prepared]:
+        # The body is read even for a refusal: that closes the connection, and closing one with
+        # unread bytes in it resets it before the client has read the answer.
+        async with self._counter.bodies.read(request) as body:
+            model = self._admit()
+            prepare = functools.partial(
+                self._kind.prepare,
+                body,
+                model,
+                self._counter.limits,
+                self._desk.engine.max_model_len,
             )
-            reply = self._kind.reply(
-                self._request_id, int(time.time()), model.name, prepared.include_usage
-            )
-            answering = (
-                self._stream(completion, reply, prepared)
-                if prepared.stream
-                else self._whole(completion, reply)
-            )
-            return await unless_gone(request.receive, answering) or "cancelled"
-
-    def log(self, outcome: Outcome) -> None:
-        logger.info(
-            "request ended: %s, %d prompt tokens, %d tokens generated, %.3f s",
-            outcome,
-            self._num_prompt_tokens,
-            self._num_tokens,
-            time.monotonic() - self._start_seconds,
-            extra={"request_id": self._request_id, "reason": outcome},
-        )
+            loop = asyncio.get_running_loop()
+            return model, await loop.run_in_executor(self._counter.tokenizer_thread, prepare)
 
     def _admit(self) -> ServedModel:
         """Refuse before work is spent on a body that could not be served anyway."""
@@ -142,91 +109,30 @@ class _Answer:
             raise unavailable(f"its phase is {phase}", retry_after_seconds=5)
         return self._desk.model
 
-    async def _prepare(self, request: Request) -> tuple[ServedModel, Prepared]:
-        # The body is read even for a refusal: that closes the connection, and closing one with
-        # unread bytes in it resets it before the client has read the answer.
-        async with self._desk.bodies.read(request) as body:
-            model = self._admit()
-            prepare = functools.partial(
-                self._kind.prepare, body, model, self._desk.limits, self._desk.engine.max_model_len
-            )
-            loop = asyncio.get_running_loop()
-            prepared = await loop.run_in_executor(self._desk.tokenizer_thread, prepare)
-        self._num_prompt_tokens = len(prepared.prompt_ids)
-        return model, prepared
-
-    def _submit(self, generation: Generation, prepared: Prepared) -> None:
-        try:
-            generation.submit(prepared.prompt_ids, prepared.params)
-        except QueueFull as error:
-            raise queue_full(error.retry_after_seconds) from error
-        except NotAdmitting as error:
-            raise unavailable(str(error), error.retry_after_seconds) from error
-        except RequestTooLong as error:
-            raise invalid(str(error), code="context_length_exceeded") from error
-
-    async def _whole(self, completion: AsyncGenerator[Piece | End, None], reply: Reply) -> Outcome:
-        texts = []
-        async with aclosing(completion) as items:
-            async for item in items:
-                match item:
-                    case Piece(text=text):
-                        texts.append(text)
-                    case End() as end:
-                        self._num_tokens = end.completion_tokens
-        body = to_json(reply.whole("".join(texts), end.reason, self._usage()))
-        await self._begin(JSON, [(b"content-length", str(len(body)).encode())])
-        await self._send({"type": "http.response.body", "body": body})
-        return end.reason
-
-    async def _stream(
-        self, completion: AsyncGenerator[Piece | End, None], reply: Reply, prepared: Prepared
-    ) -> Outcome:
-        await self._begin(EVENT_STREAM, [(b"cache-control", b"no-cache")])
-        outcome: Outcome
-        try:
-            async with aclosing(completion) as items:
-                opening = reply.opening()
-                if opening is not None:
-                    await self._chunk(to_event(opening))
-                async for item in items:
-                    match item:
-                        case Piece(text=text):
-                            await self._chunk(to_event(reply.piece(text)))
-                        case End() as end:
-                            self._num_tokens = end.completion_tokens
-                            await self._chunk(to_event(reply.ending(end.reason)))
-                            outcome = end.reason
-            if prepared.include_usage:
-                await self._chunk(to_event(reply.usage(self._usage())))
-            last = DONE
-        except ApiError as error:
-            outcome, last = _outcome(error), to_event(error.to_wire())
-        except Exception:
-            # The status is sent already: the client reads it in the stream, the log has the cause.
-            logger.exception("a stream failed", extra={"request_id": self._request_id})
-            outcome, last = "error", to_event(internal().to_wire())
-        await self._send({"type": "http.response.body", "body": last, "more_body": False})
-        return outcome
-
-    def _usage(self) -> Usage:
-        return Usage(self._num_prompt_tokens, self._num_tokens)
-
-    async def _begin(self, media_type: str, headers: list[tuple[bytes, bytes]]) -> None:
-        common = [
-            (b"content-type", media_type.encode()),
-            (b"x-request-id", self._request_id.encode()),
-        ]
-        start = {"type": "http.response.start", "status": 200, "headers": [*common, *headers]}
-        await self._send(start)
-
-    async def _chunk(self, event: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+    def _answer(
+        self,
+        request_id: str,
+        started_seconds: float,
+        model: ServedModel,
+        prepared: Prepared,
+        send: Send,
+    ) -> Answer:
+        envelope = Envelope(
+            kind=self._kind.objects,
+            request_id=request_id,
+            created=int(time.time()),
+            model=model.name,
+            reports_usage=prepared.include_usage,
+        )
+        choices = [self._kind.choice(model, prepared) for _ in prepared.choices]
+        return Answer(self._desk, model, prepared, envelope, choices, started_seconds, send)
 
 
-def _outcome(error: ApiError) -> Outcome:
-    if error.code == "request_cancelled":
-        return "cancelled"
-    if error.status in (429, 503) and error.code != "drain_deadline":
-        return "rejected"
-    return "error" if error.status >= 500 else "invalid"
+def _log(request_id: str, outcome: Outcome, tokens: tuple[int, int], seconds: float) -> None:
+    logger.info(
+        "request ended: %s, %d prompt tokens, %d tokens generated, %.3f s",
+        outcome,
+        *tokens,
+        seconds,
+        extra={"request_id": request_id, "reason": outcome},
+    )

@@ -1,6 +1,6 @@
-"""One submitted request as the HTTP side sees it: events cross from engine thread to event loop.
+"""One submitted sequence as the HTTP side sees it: events cross from engine thread to event loop.
 
-Neighbours: `server` makes one per request, `completion` reads it, `traffic` ends it early.
+Neighbours: `completion_route` makes one per choice, `pieces` reads it, `traffic` ends it early.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from moe_worker.api.api_error import ApiError
+from moe_worker.api.prepare import Choice
 from moe_worker.engine.events import Event, Finished
-from moe_worker.engine.sequence import SamplingParams
 from moe_worker.serving_engine import ServingEngine
 
 
@@ -25,23 +25,26 @@ class Arrival:
 
 
 class Generation:
-    """Reads the events of one request and cancels it when its reader goes away.
+    """Reads the events of one sequence and cancels it when its reader goes away.
 
-    The queue holds every event that the engine may send (one per token and the end) and one early
-    end, so a reader that is slow or gone never blocks the engine and memory stays bounded.
+    The queue holds every event that the engine may send (the prompt, one per token, the end) and
+    one early end, so a reader that is slow or gone never blocks the engine and memory stays
+    bounded.
     """
 
-    def __init__(self, engine: ServingEngine, request_id: str, max_tokens: int) -> None:
+    def __init__(self, engine: ServingEngine, request_id: str, choice: Choice) -> None:
         self.request_id = request_id
         self._engine = engine
+        self._choice = choice
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Arrival | ApiError] = asyncio.Queue(max_tokens + 2)
+        self._queue: asyncio.Queue[Arrival | ApiError] = asyncio.Queue(choice.params.max_tokens + 3)
         self._finished = False
         self._ended_early = False
 
-    def submit(self, prompt_ids: list[int], params: SamplingParams) -> None:
+    def submit(self) -> None:
         """Raises what `ServingEngine.submit` raises."""
-        self._engine.submit(self.request_id, prompt_ids, params, self._from_engine)
+        choice = self._choice
+        self._engine.submit(self.request_id, choice.prompt_ids, choice.params, self._from_engine)
 
     def end_early(self, error: ApiError) -> None:
         """Let the reader fail with `error` after what has arrived so far."""
@@ -57,6 +60,10 @@ class Generation:
                 raise item
             self._finished = isinstance(item.event, Finished)
             yield item
+
+    def cancel(self) -> bool:
+        """Let the engine end it; its reader is told. False when the engine does not know it."""
+        return self._engine.cancel(self.request_id)
 
     def close(self) -> None:
         """Cancel what is still running; nothing happens when all was read."""

@@ -6,85 +6,59 @@ checked body into token ids and sampling parameters; nothing else of a body trav
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
+from moe_api.worker import ApiLimits
 from moe_worker.api.api_error import ApiError, invalid
+from moe_worker.api.fields import (
+    MOST_CHOICES,
+    Body,
+    LogitBias,
+    Logprobs,
+    MaxTokens,
+    Penalty,
+    Prompts,
+    Stops,
+    User,
+)
+from moe_worker.api.formats import NamedTool, ResponseFormat, ToolChoice, Tools
+from moe_worker.api.messages import Message
 
-MAX_STOP_CHARACTERS = 1024
-MOST_STOP_STRINGS = 64
-"""Highest `spec.api.maxStopStrings`; a deployment's own limit is checked after parsing."""
 MAX_SHOWN_CHARACTERS = 80
-MAX_TOKENS = 2**31 - 1
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for completions; chat goes on to the end of the context."""
 
 
-def _one_prompt(value: Any) -> str | list[int]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(token) is int for token in value):
-        return value
-    raise PydanticCustomError(
-        "one_prompt", "must be one text, one list of token ids, or a list that holds one of these"
-    )
-
-
-def _stop_list(value: Any) -> Any:
-    if isinstance(value, list) and len(value) > MOST_STOP_STRINGS:
-        most = {"most": MOST_STOP_STRINGS}
-        raise PydanticCustomError("too_many", "must be at most {most} strings", most)
-    return [value] if isinstance(value, str) else value
-
-
-def _joined_parts(value: Any) -> Any:
-    """OpenAI's other spelling of a message: a list of parts of type text."""
-    if not isinstance(value, list):
-        return value
-    texts = []
-    for part in value:
-        if not (isinstance(part, dict) and part.keys() == {"type", "text"}):
-            raise PydanticCustomError("part", "parts must be {{'type': 'text', 'text': …}}")
-        if part["type"] != "text" or not isinstance(part["text"], str):
-            raise PydanticCustomError("part", "this model reads parts of type text only")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
 
 
-class GenerationRequest(_Body):
+class GenerationRequest(Body):
     """What both routes share. Null is the same as absent, as in OpenAI's API."""
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    n: int | None = Field(default=None, ge=1, le=1)
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
-    stop: Annotated[list[StopString] | None, BeforeValidator(_stop_list)] = None
+    max_tokens: MaxTokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """0 and -1 mean all, as in other servers."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: LogitBias | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stops | None = None
+    ignore_eos: bool | None = None
+    """Go on to max_tokens, whatever the model says: for measurements."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    user: User | None = None
+    """Clients name their users here; nothing is kept of it."""
 
     @property
     def include_usage(self) -> bool:
@@ -100,23 +74,44 @@ class GenerationRequest(_Body):
         """Tokens to generate when the client named no number, None = as many as fit."""
         return None
 
+    @property
+    def num_choices(self) -> int:
+        """Answers to generate."""
+        return self.n or 1
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to tell with each token; None = no probabilities at all."""
+        return None
+
 
 class CompletionRequest(GenerationRequest):
-    prompt: Annotated[str | list[int], PlainValidator(_one_prompt)]
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: Logprobs | None = None
 
     @property
     def default_tokens(self) -> int:
         return DEFAULT_COMPLETION_TOKENS
 
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompt) * (self.n or 1)
 
-class Message(_Body):
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_joined_parts)]
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class ChatRequest(GenerationRequest):
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def asked_tokens(self) -> int | None:
@@ -124,11 +119,15 @@ class ChatRequest(GenerationRequest):
             return self.max_completion_tokens
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 AnyRequest = TypeVar("AnyRequest", bound=GenerationRequest)
 
 
-def parse(kind: type[AnyRequest], body: bytes, max_stop_strings: int) -> AnyRequest:
+def parse(kind: type[AnyRequest], body: bytes, limits: ApiLimits) -> AnyRequest:
     """Read and check one body.
 
     Raises:
@@ -138,25 +137,56 @@ def parse(kind: type[AnyRequest], body: bytes, max_stop_strings: int) -> AnyRequ
         request = kind.model_validate_json(body)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False)[0], kind) from error
-    if request.stop is not None and len(request.stop) > max_stop_strings:
-        raise invalid(
-            f"stop: {len(request.stop)} strings are more than {max_stop_strings}, "
-            "the limit of this server",
-            param="stop",
-        )
+    _check_limits(request, limits)
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options needs stream: true", param="stream_options")
     if isinstance(request, ChatRequest):
-        _refuse_two_limits(request)
+        _check_pairs(request)
     return request
 
 
-def _refuse_two_limits(request: ChatRequest) -> None:
+def _check_limits(request: GenerationRequest, limits: ApiLimits) -> None:
+    if request.stop is not None and len(request.stop) > limits.max_stop_strings:
+        raise invalid(
+            f"stop: {len(request.stop)} strings are more than {limits.max_stop_strings}, "
+            "the limit of this server",
+            param="stop",
+        )
+    if request.num_choices > limits.max_choices:
+        raise invalid(
+            f"n: {request.num_choices} answers to one request are more than {limits.max_choices}, "
+            "the limit of this server (n times the number of prompts counts)",
+            param="n" if (request.n or 1) > 1 else "prompt",
+        )
+
+
+def _check_pairs(request: ChatRequest) -> None:
+    """Fields that mean something only beside others."""
     both = (request.max_tokens, request.max_completion_tokens)
     if None not in both and both[0] != both[1]:
         raise invalid(
             f"max_tokens {both[0]} and max_completion_tokens {both[1]} mean the same: send one",
             param="max_tokens",
+        )
+    if request.top_logprobs is not None and not request.logprobs:
+        raise invalid("top_logprobs needs logprobs: true", param="top_logprobs")
+    format_type = None if request.response_format is None else request.response_format.type
+    if request.ignore_eos and (request.tools is not None or format_type not in (None, "text")):
+        raise invalid("ignore_eos and an answer of a given form exclude each other", "ignore_eos")
+    if request.tools is None:
+        if request.tool_choice not in (None, "none"):
+            raise invalid("tool_choice needs tools", param="tool_choice")
+        if request.parallel_tool_calls is not None:
+            raise invalid("parallel_tool_calls needs tools", param="parallel_tool_calls")
+        return
+    names = [tool.function.name for tool in request.tools]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid(f"tools: two are named {twice!r}", param="tools")
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise invalid(
+            f"tool_choice: {choice.function.name!r} is not among the tools", param="tool_choice"
         )
 
 
@@ -170,10 +200,15 @@ def _refusal(error: ErrorDetails, kind: type[GenerationRequest]) -> ApiError:
     if error["type"] == "missing":
         return invalid(f"{path}: this field is required", param=param, code="missing_field")
     if error["type"] == "extra_forbidden":
-        fields = ", ".join(sorted(kind.model_fields))
-        message = f"{path}: this server does not take this field; it takes {fields}"
-        return invalid(message, param=param, code="unknown_field")
+        return invalid(_unknown_field(path, error, kind), param=param, code="unknown_field")
     return invalid(f"{path}: {error['msg']}, got {_shown(repr(error['input']))}", param=param)
+
+
+def _unknown_field(path: str, error: ErrorDetails, kind: type[GenerationRequest]) -> str:
+    if len(error["loc"]) > 1:
+        return f"{path}: this server does not take this field"
+    fields = ", ".join(sorted(kind.model_fields))
+    return f"{path}: this server does not take this field; it takes {fields}"
 
 
 def _shown(text: str) -> str:

@@ -1,15 +1,11 @@
-"""What the public API writes: chunks and whole answers of completions and chat completions.
-
-Plain dicts, built in one place per route, so that a stream and a whole answer cannot drift apart.
-"""
+"""What surrounds the choices of an answer: ids, usage, and how it is put on the wire."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from moe_worker.api.pieces import EndReason
+from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 
@@ -18,41 +14,59 @@ DONE = b"data: [DONE]\n\n"
 class Usage:
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
+    """Tokens of the prompts that were found in the prefix cache."""
 
-    def to_wire(self) -> dict[str, int]:
+    def to_wire(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
-class Reply(Protocol):
-    """The shape of one route's answers."""
+@dataclass(frozen=True)
+class Kind:
+    """`object` of a route's answers."""
 
-    def opening(self) -> dict[str, Any] | None:
-        """Chunk that begins a stream, before any text is known."""
+    whole: str
+    chunk: str
 
-    def piece(self, text: str) -> dict[str, Any]: ...
 
-    def ending(self, reason: EndReason) -> dict[str, Any]: ...
-
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        """Chunk after the ending, only for clients that asked."""
-
-    def whole(self, text: str, reason: EndReason, usage: Usage) -> dict[str, Any]: ...
+CHAT = Kind("chat.completion", "chat.completion.chunk")
+TEXT = Kind("text_completion", "text_completion")
 
 
 @dataclass(frozen=True)
-class _Envelope:
+class Envelope:
     """What all answers to one request carry. `reports_usage`: then every chunk has the field."""
 
+    kind: Kind
     request_id: str
     created: int
     model: str
     reports_usage: bool
 
-    def wrap(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def chunk(self, index: int, part: dict[str, Any], reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, **part, "finish_reason": reason}
+        usage = {"usage": None} if self.reports_usage else {}
+        return self._wrap(self.kind.chunk, choices=[choice], **usage)
+
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """Chunk after the last one, only for clients that asked."""
+        return self._wrap(self.kind.chunk, choices=[], usage=usage.to_wire())
+
+    def whole(
+        self, choices: Sequence[dict[str, Any]], reasons: Sequence[str], usage: Usage
+    ) -> dict[str, Any]:
+        listed = [
+            {"index": index, **choice, "finish_reason": reason}
+            for index, (choice, reason) in enumerate(zip(choices, reasons, strict=True))
+        ]
+        return self._wrap(self.kind.whole, choices=listed, usage=usage.to_wire())
+
+    def _wrap(self, kind: str, **fields: Any) -> dict[str, Any]:
         return {
             "id": self.request_id,
             "object": kind,
@@ -60,56 +74,6 @@ class _Envelope:
             "model": self.model,
             **fields,
         }
-
-    def chunk(self, kind: str, **choice: Any) -> dict[str, Any]:
-        usage = {"usage": None} if self.reports_usage else {}
-        return self.wrap(kind, choices=[{"index": 0, "logprobs": None, **choice}], **usage)
-
-
-@dataclass(frozen=True)
-class ChatReply(_Envelope):
-    """`chat.completion`."""
-
-    def opening(self) -> dict[str, Any]:
-        return self._delta({"role": "assistant", "content": ""}, None)
-
-    def piece(self, text: str) -> dict[str, Any]:
-        return self._delta({"content": text}, None)
-
-    def ending(self, reason: EndReason) -> dict[str, Any]:
-        return self._delta({}, reason)
-
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        return self.wrap("chat.completion.chunk", choices=[], usage=usage.to_wire())
-
-    def whole(self, text: str, reason: EndReason, usage: Usage) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-        return self.wrap("chat.completion", choices=[choice], usage=usage.to_wire())
-
-    def _delta(self, delta: dict[str, Any], reason: EndReason | None) -> dict[str, Any]:
-        return self.chunk("chat.completion.chunk", delta=delta, finish_reason=reason)
-
-
-@dataclass(frozen=True)
-class TextReply(_Envelope):
-    """`text_completion`, the same name for chunks and whole answers."""
-
-    def opening(self) -> None:
-        return None
-
-    def piece(self, text: str) -> dict[str, Any]:
-        return self.chunk("text_completion", text=text, finish_reason=None)
-
-    def ending(self, reason: EndReason) -> dict[str, Any]:
-        return self.chunk("text_completion", text="", finish_reason=reason)
-
-    def usage(self, usage: Usage) -> dict[str, Any]:
-        return self.wrap("text_completion", choices=[], usage=usage.to_wire())
-
-    def whole(self, text: str, reason: EndReason, usage: Usage) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-        return self.wrap("text_completion", choices=[choice], usage=usage.to_wire())
 
 
 def to_json(answer: dict[str, Any]) -> bytes:

@@ -13,18 +13,33 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from moe_api.worker import ApiLimits
+from moe_worker.api.answer import Desk
 from moe_worker.api.api_error import ApiError, model_not_found
 from moe_worker.api.body import BodyReader
-from moe_worker.api.completion_route import CompletionRoute, Desk, RouteKind
+from moe_worker.api.chat_choice import ChatChoice
+from moe_worker.api.completion_route import CompletionRoute, Counter, RouteKind
 from moe_worker.api.error_answers import EXCEPTION_HANDLERS
-from moe_worker.api.prepare import ServedModel, prepare_chat, prepare_completion
-from moe_worker.api.replies import ChatReply, TextReply
+from moe_worker.api.prepare import Prepared, prepare_chat, prepare_completion
+from moe_worker.api.replies import CHAT, TEXT
+from moe_worker.api.served_model import ServedModel
+from moe_worker.api.text_choice import TextChoice
 from moe_worker.api.traffic import Traffic
 from moe_worker.metrics import WorkerMetrics
 from moe_worker.serving_engine import ServingEngine
+from moe_worker.text.tool_form import ToolCallFinder
 
-CHAT = RouteKind("chatcmpl", prepare_chat, ChatReply)
-TEXT = RouteKind("cmpl", prepare_completion, TextReply)
+
+def _chat_choice(model: ServedModel, prepared: Prepared) -> ChatChoice:
+    finder = ToolCallFinder() if prepared.finds_calls else None
+    return ChatChoice(model.texts, finder, prepared.tells_logprobs)
+
+
+def _text_choice(model: ServedModel, prepared: Prepared) -> TextChoice:
+    return TextChoice(model.texts, prepared.tells_logprobs)
+
+
+CHAT_ROUTE = RouteKind("chatcmpl", CHAT, prepare_chat, _chat_choice)
+TEXT_ROUTE = RouteKind("cmpl", TEXT, prepare_completion, _text_choice)
 
 
 def public_app(
@@ -36,15 +51,17 @@ def public_app(
     tokenizer_thread: Executor,
 ) -> Starlette:
     """The public API of one worker. `model` None: it can not be served, every request gets 503."""
-    bodies = BodyReader(limits.max_body_bytes)
-    desk = Desk(engine, model, limits, traffic, metrics, bodies, tokenizer_thread)
+    desk = Desk(engine, model, traffic, metrics)
+    counter = Counter(limits, BodyReader(limits.max_body_bytes), tokenizer_thread)
+    chat = CompletionRoute(desk, counter, CHAT_ROUTE)
+    text = CompletionRoute(desk, counter, TEXT_ROUTE)
     public = Public(desk)
     app = Starlette(
         routes=[
             Route("/v1/models", public.models),
             Route("/v1/models/{model:path}", public.model),
-            Route("/v1/completions", CompletionRoute(desk, TEXT), methods=["POST"]),
-            Route("/v1/chat/completions", CompletionRoute(desk, CHAT), methods=["POST"]),
+            Route("/v1/completions", text, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/requests/{request_id}", public.cancel, methods=["DELETE"]),
             Route("/healthz", public.healthz),
             Route("/readyz", public.readyz),
@@ -77,7 +94,7 @@ class Public:
     async def cancel(self, request: Request) -> Response:
         """200 only when a request that was under way will end now."""
         request_id = request.path_params["request_id"]
-        if not self._desk.engine.cancel(request_id):
+        if not self._desk.traffic.cancel(request_id):
             message = f"No request {request_id[:80]!r} is under way here."
             raise ApiError(404, message, code="unknown_request")
         return JSONResponse({"id": request_id, "object": "request", "cancelled": True})

@@ -1,12 +1,12 @@
 """The requests under way, and whether new ones are let in: what a drain waits for and ends.
 
-Lives in the event loop only. `server` registers requests, `shutdown` drains them.
+Lives in the event loop only. `completion_route` registers requests, `shutdown` drains them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from moe_worker.api.api_error import ApiError
@@ -18,7 +18,7 @@ class Traffic:
         self.draining = False
         """Set once a drain began: no new request is let in."""
         self._num_requests = 0
-        self._generations: set[Generation] = set()
+        self._generations: dict[str, Sequence[Generation]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -35,14 +35,16 @@ class Traffic:
                 self._idle.set()
 
     @contextmanager
-    def generating(self, generation: Generation) -> Iterator[None]:
-        """Keeps `generation` within reach of `end_all`, and cancels it when its reader leaves."""
-        self._generations.add(generation)
+    def generating(self, request_id: str, generations: Sequence[Generation]) -> Iterator[None]:
+        """Keeps the generations of a request within reach of `cancel` and `end_all`, and cancels
+        them when their reader leaves."""
+        self._generations[request_id] = generations
         try:
             yield
         finally:
-            self._generations.discard(generation)
-            generation.close()
+            del self._generations[request_id]
+            for generation in generations:
+                generation.close()
 
     @property
     def num_requests(self) -> int:
@@ -52,7 +54,13 @@ class Traffic:
         """Returns when no request is under way."""
         await self._idle.wait()
 
+    def cancel(self, request_id: str) -> bool:
+        """End all answers to a request; False when nothing of it is under way."""
+        generations = self._generations.get(request_id, ())
+        return any([generation.cancel() for generation in generations])
+
     def end_all(self, make_error: Callable[[], ApiError]) -> None:
         """Let every request under way end with an error."""
-        for generation in self._generations:
-            generation.end_early(make_error())
+        for generations in self._generations.values():
+            for generation in generations:
+                generation.end_early(make_error())

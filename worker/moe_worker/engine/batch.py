@@ -4,7 +4,7 @@ Built once per step and read by every layer, so that the model's code keeps the 
 Neighbours: `scheduler` decides what is in it, `runner` builds it, `moe_worker.model.transformer`
 computes it.
 
-Letters: T tokens of the step, B sequences that draw a token.
+Letters: T tokens of the step, B tokens whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan, AttentionRows, plan_attention
+from moe_worker.engine.logit_rows import rows_of
 from moe_worker.engine.schedule import Schedule
 
 
@@ -26,7 +27,7 @@ class Batch:
     slots_T: Tensor
     """Where each token's keys and values go: block · block_size + offset."""
     sample_rows_B: Tensor
-    """Rows whose logits are wanted."""
+    """Rows whose logits are wanted, see `logit_rows`."""
     attention: AttentionPlan
 
     @property
@@ -49,8 +50,8 @@ def build_batch(schedule: Schedule, block_size: int, device: str | torch.device 
         positions.append(at)
         slots.append(table[at // block_size] * block_size + at % block_size)
         rows.append(AttentionRows(entry.start, entry.num_tokens, entry.seq.block_table))
-        if entry.samples:
-            sample_rows.append(len(token_ids) - 1)
+        first = len(token_ids) - end
+        sample_rows += [first + row.position for row in rows_of(entry)]
     return Batch(
         token_ids_T=torch.tensor(token_ids, dtype=torch.int64, device=device),
         positions_T=torch.from_numpy(np.concatenate(positions)).to(device),

@@ -1,4 +1,4 @@
-"""What the engine tells a request: its tokens, then exactly one end. And why it takes none.
+"""What the engine tells a request: its prompt, its tokens, exactly one end. And why it takes none.
 
 Made by `engine` in its own thread, consumed by `server`; nothing here knows HTTP or torch.
 """
@@ -13,12 +13,33 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How probable a token was: natural logarithms, -inf for what was impossible."""
+
+    token_id: int
+    logprob: float
+    alternatives: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens with their logarithms, the most probable first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt is computed: comes once, before the first token."""
+
+    cached_tokens: int
+    """Tokens of the prompt whose keys and values were found in the prefix cache."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens from the second on, for requests that want them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token; a stop token is not sent as one."""
 
     token_id: int
     index: int
     """Place in the generated text, from 0."""
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +54,7 @@ class Finished:
     """Tokens sent as `Token`."""
 
 
-Event = Token | Finished
+Event = Prompt | Token | Finished
 EventSink = Callable[[Event], None]
 """Called from the engine thread; must not block."""
 

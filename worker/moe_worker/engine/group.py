@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from moe_api.plan import GroupPlan
 from moe_api.worker import MigrationState
-from moe_kernels.sampling import NonFiniteLogits
 from moe_placement.walk.migration import diff
 from moe_worker.engine.agreement import Agreement, Ballot, decide
 from moe_worker.engine.council import Council
@@ -26,7 +25,8 @@ from moe_worker.engine.loading import Loader
 from moe_worker.engine.observer import Observer
 from moe_worker.engine.preparation import Ready
 from moe_worker.engine.requests import Requests
-from moe_worker.engine.schedule import Schedule
+from moe_worker.engine.sampler import Undrawable
+from moe_worker.engine.schedule import Schedule, ScheduledSequence
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.engine.wave import Wave, conflict
 from moe_worker.expert.migrate import PeerWeights, Staging
@@ -213,9 +213,9 @@ class Group:
         loaded.layers.begin_step(agreement.tokens_R)
         try:
             tokens = loaded.runner.run(schedule, loaded.layers)
-        except NonFiniteLogits as error:
+        except Undrawable as error:
             # Found when sampling, after the last exchange: the others' step is complete.
-            self._end_poisoned(schedule, error)
+            self._end_undrawable(error)
             return
         finally:
             self.gaps.end_step(time.monotonic())
@@ -224,8 +224,7 @@ class Group:
         with self._tools.scheduling:
             finished = loaded.scheduler.commit(schedule, tokens)
         for entry in schedule.entries:
-            if entry.samples:
-                self._tools.requests.tell_tokens(entry.seq.request_id)
+            self._tell(entry)
         for seq in finished:
             assert seq.finish_reason is not None, "finished sequences say why"
             self._tools.requests.finish(seq.request_id, seq.finish_reason)
@@ -242,13 +241,17 @@ class Group:
         assert self.migration is not None, "a switch leaves its migration behind"
         self.migration = self.migration.model_copy(update={"stall_millis": stall_seconds * 1e3})
 
-    def _end_poisoned(self, schedule: Schedule, error: NonFiniteLogits) -> None:
-        """End the requests whose logits are not finite; the others' tokens are computed again."""
-        logits = self._loaded.runner.last_logits
-        assert logits is not None, "sampling looked at them"
-        sampled = [entry for entry in schedule.entries if entry.samples]
-        for entry, row in zip(sampled, logits, strict=True):
-            if not bool(row.isfinite().all()):
-                with self._tools.scheduling:
-                    self._loaded.scheduler.abort(entry.seq.request_id)
-                self._tools.requests.finish(entry.seq.request_id, "error", str(error))
+    def _tell(self, entry: ScheduledSequence) -> None:
+        requests, request_id = self._tools.requests, entry.seq.request_id
+        draws = self._loaded.runner.draws
+        prompt_logprobs = draws.prompt_logprobs.get(request_id, ())
+        requests.tell_prompt(request_id, prompt_logprobs, done=entry.samples)
+        if entry.samples:
+            requests.tell_tokens(request_id, draws.logprobs.get(request_id))
+
+    def _end_undrawable(self, error: Undrawable) -> None:
+        """End the requests that no token can be drawn for; the others' are computed again."""
+        for request_id, reason in error.reasons.items():
+            with self._tools.scheduling:
+                self._loaded.scheduler.abort(request_id)
+            self._tools.requests.finish(request_id, "error", reason)

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moe_worker.engine.events import Event, EventSink, Finished, FinishReason, Token
+from moe_worker.engine.events import (
+    Event,
+    EventSink,
+    Finished,
+    FinishReason,
+    Prompt,
+    Token,
+    TokenLogprobs,
+)
 from moe_worker.engine.observer import Observer
 from moe_worker.engine.sequence import Sequence
 
@@ -22,6 +31,7 @@ class _Request:
     seq: Sequence
     sink: EventSink
     num_told: int = 0
+    told_prompt: bool = False
 
 
 class Requests:
@@ -62,15 +72,31 @@ class Requests:
         with self._lock:
             return list(self._requests)
 
-    def tell_tokens(self, request_id: str) -> None:
-        """Send what its sequence has got and the request was not told yet."""
+    def tell_prompt(self, request_id: str, logprobs: Iterable[TokenLogprobs], done: bool) -> None:
+        """Note what is known of the probabilities of a prompt; `done`: all of it is computed."""
         request = self._requests.get(request_id)
         if request is None:
             return
-        while request.num_told < len(request.seq.output):
+        request.seq.prompt_logprobs += logprobs
+        if done and not request.told_prompt:
+            request.told_prompt = True
+            seq = request.seq
+            self._observer.prompt_computed(len(seq.prompt), seq.num_cached_tokens)
+            known = tuple(request.seq.prompt_logprobs)
+            self._send(request, Prompt(request.seq.num_cached_tokens, known))
+
+    def tell_tokens(self, request_id: str, logprobs: TokenLogprobs | None = None) -> None:
+        """Send what its sequence has got and the request was not told yet; `logprobs` are those of
+        the newest token."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        output = request.seq.output
+        while request.num_told < len(output):
             index, request.num_told = request.num_told, request.num_told + 1
             self._observer.generated(1)
-            self._send(request, Token(request.seq.output[index], index))
+            newest = request.num_told == len(output)
+            self._send(request, Token(output[index], index, logprobs if newest else None))
 
     def finish(self, request_id: str, reason: FinishReason, message: str | None = None) -> None:
         """The last event of a request; unknown ids are those that were ended before."""

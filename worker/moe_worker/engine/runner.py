@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moe_worker.engine import sampler
 from moe_worker.engine.batch import build_batch
 from moe_worker.engine.kv import KvCache
+from moe_worker.engine.logit_rows import logit_rows
+from moe_worker.engine.sampler import Draws, draw
 from moe_worker.engine.schedule import Schedule
 from moe_worker.model.transformer import Moe, Transformer
 
@@ -22,15 +23,21 @@ class Runner:
         self.kv = kv
         self.last_logits: Tensor | None = None
         """Float32 [sampled, V] of the newest step, in the schedule's order."""
+        self.draws = Draws()
+        """What the newest step gave its requests."""
 
     @torch.inference_mode()
     def run(self, schedule: Schedule, moe: Moe) -> dict[str, int]:
-        """The next token of every sequence that samples, by request id.
+        """The next token of every sequence that samples, by request id; `draws` has the rest.
 
         With an empty schedule the model still calls `moe` for every layer, with no tokens.
         """
         device = self.transformer.shared.embedding_VH.device
         self.kv.copy_blocks(schedule.copies)
         batch = build_batch(schedule, self.kv.block_size, device)
-        self.last_logits = self.transformer.forward(batch, self.kv, moe)
-        return sampler.draw(self.last_logits, schedule)
+        logits = self.transformer.forward(batch, self.kv, moe)
+        rows = logit_rows(schedule)
+        drawing = [index for index, row in enumerate(rows) if row.draws]
+        self.last_logits = logits if len(drawing) == len(rows) else logits[drawing]
+        self.draws = draw(logits, rows)
+        return self.draws.tokens

@@ -8,28 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from moe_worker.engine.events import TokenLogprobs
 from moe_worker.engine.prefix_index import Prefix
+from moe_worker.engine.sampling_params import SamplingParams as SamplingParams
 
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    max_tokens: int
-    temperature: float = 0.0
-    """0 = greedy."""
-    top_p: float = 1.0
-    seed: int = 0
-    """Noise is a pure function of the seed and a token's position."""
-    stop_token_ids: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if not self.temperature >= 0.0:
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
 
 
 @dataclass(eq=False)
@@ -51,6 +34,8 @@ class Sequence:
     """Times it was given blocks: 1, and once more after each preemption."""
     num_cached_tokens: int = 0
     """Tokens of the prompt found in the prefix cache when it first began."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they are known; see SamplingParams."""
     finish_reason: FinishReason | None = None
     arrival: int = -1
     """Order of arrival, given by the scheduler; the oldest is never preempted."""
@@ -71,6 +56,9 @@ class Sequence:
     def first_wanted(self) -> int:
         """Position of the first token whose logits are still wanted; what the cache holds of the
         tokens before need not be computed."""
+        num_known = len(self.prompt_logprobs)
+        if self.params.prompt_logprobs is not None and num_known < len(self.prompt) - 1:
+            return num_known
         return self.num_tokens - 1
 
     def tokens(self, start: int, end: int) -> list[int]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from moe_worker.api.api_error import invalid
-from moe_worker.api.openai import Message
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
@@ -25,6 +23,10 @@ CONFIG_FILE = "tokenizer_config.json"
 
 class TemplateUnreadable(ValueError):
     """The model's folder holds a chat template that is none."""
+
+
+class TemplateRefuses(ValueError):
+    """The template does not take these messages."""
 
 
 class Shield(Protocol):
@@ -37,26 +39,51 @@ class ChatTemplate:
     """One compiled template with the special tokens that it may name (bos_token, eos_token, …)."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            names = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise TemplateUnreadable(f"the chat template is not valid Jinja: {error}") from error
         self._special_tokens = special_tokens
+        self.source = source
+        self.knows_tools = "tools" in names
 
-    def render(self, messages: Sequence[Message], shield: Shield) -> str:
-        """The prompt up to where the assistant's answer begins; user text goes through `shield`.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        shield: Shield,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The prompt up to where the assistant's answer begins; all that clients wrote goes through
+        `shield`.
 
         Raises:
-            ApiError: 400 when the template refuses the messages, with its reason.
+            TemplateRefuses: with the template's own reason.
         """
-        shielded = [{"role": m.role, "content": shield(m.content)} for m in messages]
+        safe_messages = shielded(messages, shield)
+        safe_tools = None if tools is None else shielded(tools, shield)
         try:
             return self._template.render(
-                messages=shielded, add_generation_prompt=True, tools=None, **self._special_tokens
+                messages=safe_messages,
+                add_generation_prompt=True,
+                tools=safe_tools,
+                **self._special_tokens,
             )
-        except jinja2.TemplateError as error:
-            message = f"messages: the model's chat template refuses them: {error}"
-            raise invalid(message, param="messages") from error
+        except (jinja2.TemplateError, TypeError) as error:
+            raise TemplateRefuses(f"the model's chat template refuses them: {error}") from error
+
+
+def shielded(value: Any, shield: Shield) -> Any:
+    """A copy of JSON in which no text, however deep, spells a special token."""
+    if isinstance(value, str):
+        return shield(value)
+    if isinstance(value, Mapping):
+        return {shield(key): shielded(item, shield) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [shielded(item, shield) for item in value]
+    assert value is None or isinstance(value, bool | int | float), f"{type(value)} is no JSON"
+    return value
 
 
 def load_template(model_path: Path) -> ChatTemplate | None:

@@ -6,8 +6,11 @@ tokens are decoded together with the ones before them and the text that has grow
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+CONTEXT_TOKENS = 8
+"""How far back a token's text may depend on others."""
 REPLACEMENT = "\ufffd"
 """What a decoder writes for bytes that are no character, or not yet one."""
 
@@ -26,11 +29,14 @@ class Detokenizer:
     may be there; `flush` gives out what never came true as the U+FFFD that decoding gives.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, before: Sequence[int] = ()) -> None:
+        """`before`: tokens that this text goes on from, if it does; theirs is not given out."""
         self._decoder = decoder
-        self._context: list[int] = []
+        self._context: list[int] = list(before[-CONTEXT_TOKENS:])
         """Tokens already given out whose text the next ones may depend on."""
-        self._context_text = ""
+        self._context_text = self._decode(self._context)
+        if self._context_text.endswith(REPLACEMENT):
+            self._context, self._context_text = [], ""
         self._pending: list[int] = []
 
     def push(self, token_id: int) -> str:
