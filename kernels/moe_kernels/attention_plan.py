@@ -11,7 +11,7 @@ Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans, L SPAN_TOKENS, B bl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,18 @@ class AttentionPass:
     """Tile of each pair, counted within the pass."""
     unseen_PWL: Tensor
     """True where the key comes after the query."""
+    distance_PWL: Tensor
+    """Position of the query less the key's, int32."""
+    _windowed: dict[int, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def unseen(self, window: int | None) -> Tensor:
+        """[P, W, L] bool: the keys that a query does not see when it sees `window` tokens back,
+        itself included. Computed once for each window: all layers that have it share it."""
+        if window is None:
+            return self.unseen_PWL
+        if window not in self._windowed:
+            self._windowed[window] = self.unseen_PWL | (self.distance_PWL >= window)
+        return self._windowed[window]
 
 
 @dataclass(frozen=True)
@@ -168,7 +180,7 @@ def _plan_pass(
     # A padding place asks for the first key: any real key keeps its numbers finite.
     real_UW = _PLACES < tiles[:, _TOKENS, None]
     queries_UW = np.where(real_UW, tiles[:, _POSITION, None] + _PLACES, 0)
-    unseen_PWL = keys_PL[:, None, :] > queries_UW[pair_tiles][:, :, None]
+    distance_PWL = queries_UW[pair_tiles][:, :, None] - keys_PL[:, None, :]
 
     filling = -len(pair_tiles) % PAIRS_PER_PRODUCT
     filled = np.concatenate((np.arange(len(pair_tiles)), np.zeros(filling, dtype=np.int64)))
@@ -184,5 +196,6 @@ def _plan_pass(
         stale_places=(tensor(spans), tensor(places)),
         pair_spans_P=tensor(pair_spans[filled]),
         pair_tiles_P=tensor(pair_tiles[filled]),
-        unseen_PWL=tensor(unseen_PWL[filled]),
+        unseen_PWL=tensor((distance_PWL < 0)[filled]),
+        distance_PWL=tensor(distance_PWL.astype(np.int32)[filled]),
     )

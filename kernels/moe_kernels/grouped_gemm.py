@@ -1,6 +1,7 @@
-"""The experts of one layer on one rank: a SwiGLU network per slot over the rows sorted to it.
+"""The experts of one layer on one rank: a gated network per slot over the rows sorted to it.
 
-Neighbours: `permute.sort_by_slot` makes the groups; `linear` explains the tiles. A slot's rows are
+Neighbours: `permute.sort_by_slot` makes the groups; `linear` explains the tiles; `activation` is
+the middle of the network. A slot's rows are
 padded to whole tiles of their own, so a row's result depends on neither how many rows its expert
 got nor on the slot the expert lives in.
 
@@ -15,18 +16,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moe_kernels.activation import Activation, Silu, gated
 from moe_kernels.linear import TILE_ROWS, num_tiles, rounded_rows, widened
 
+SILU = Silu()
 
-def expert_mlp(rows_PH: Tensor, offsets: Tensor, w13_S2IH: Tensor, w2_SHI: Tensor) -> Tensor:
-    """w2 · (silu(w1 · x) · (w3 · x)) per row with its slot's weights, float32 [P, H], unsummed.
+
+def expert_mlp(
+    rows_PH: Tensor,
+    offsets: Tensor,
+    w13_S2IH: Tensor,
+    w2_SHI: Tensor,
+    *,
+    act: Activation = SILU,
+    b13_S2I: Tensor | None = None,
+    b2_SH: Tensor | None = None,
+) -> Tensor:
+    """w2 · act(w1 · x + b1, w3 · x + b3) + b2 per row with its slot's weights, float32 [P, H],
+    unsummed.
 
     `rows_PH` float32, sorted by slot; `offsets` [S+1] int64: slot s owns rows
     offsets[s]:offsets[s+1]; rows past offsets[S] belong to no slot and come back zero.
-    `w13_S2IH` holds w1 (gate) in rows 0:I and w3 (up) in I:2I. Rounding as in `linear`.
+    `w13_S2IH` holds w1 (gate) in rows 0:I and w3 (up) in I:2I, `b13_S2I` likewise; both biases or
+    none. Rounding as in `linear`; biases are added in float32.
     """
     num_rows, hidden = rows_PH.shape
-    intermediate = w2_SHI.shape[2]
     dtype = w13_S2IH.dtype
     groups, place_P, num_padded = _tile_groups(offsets)
     y_PH = rows_PH.new_zeros((num_rows, hidden))
@@ -37,10 +51,10 @@ def expert_mlp(rows_PH: Tensor, offsets: Tensor, w13_S2IH: Tensor, w2_SHI: Tenso
     x_QH = rows_PH.new_zeros((num_padded, hidden))
     x_QH[place_P] = rounded_rows(rows_PH[:num_owned], num_owned, dtype)
     both_Q2I = _per_slot(x_QH, groups, w13_S2IH)
-    gate_QI, up_QI = both_Q2I[:, :intermediate], both_Q2I[:, intermediate:]
-    # silu spelled out: a fused kernel may round its vector body and its tail differently.
-    inner_QI = gate_QI / (1.0 + torch.exp(-gate_QI)) * up_QI
+    _add_biases(both_Q2I, groups, b13_S2I)
+    inner_QI = gated(both_Q2I, act)
     y_QH = _per_slot(rounded_rows(inner_QI, num_padded, w2_SHI.dtype), groups, w2_SHI)
+    _add_biases(y_QH, groups, b2_SH)
     y_PH[:num_owned] = y_QH[place_P]
     return y_PH
 
@@ -72,3 +86,10 @@ def _per_slot(x_QH: Tensor, groups: list[tuple[int, int, int]], w_SOH: Tensor) -
             end = start + TILE_ROWS
             torch.mm(x_QH[start:end], w_HO, out=y_QO[start:end])
     return y_QO
+
+
+def _add_biases(y_QO: Tensor, groups: list[tuple[int, int, int]], bias_SO: Tensor | None) -> None:
+    if bias_SO is None:
+        return
+    for slot, begin, stop in groups:
+        y_QO[begin:stop] += bias_SO[slot].to(torch.float32)

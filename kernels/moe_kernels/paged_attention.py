@@ -3,8 +3,8 @@
 Every product has the shape of PAIRS_PER_PRODUCT pairs of a tile of queries (with all query heads
 that share a kv head) and a span of keys; a query's spans are added up in order of position. So a
 query's result depends on its own keys alone, neither on its tile, its chunk, nor on the other
-sequences. A span past a query's position adds exact zeros; a token past a sequence's end is read as
-zero whatever its block held before.
+sequences. A span past a query's position or before its window adds exact zeros; a token past a
+sequence's end is read as zero whatever its block held before.
 Neighbours: `attention_plan` decides the order of work, `kv_pages` reads the cache.
 
 Letters: T tokens, N kv heads, G query heads per kv head, D head_dim, U tiles, W TILE_TOKENS,
@@ -26,26 +26,46 @@ from moe_kernels.attention_plan import (
 from moe_kernels.kv_pages import KvPages
 
 
-def paged_attention(q_THD: Tensor, pages: KvPages, plan: AttentionPlan) -> Tensor:
-    """softmax(q · kᵀ / √D) · v over each query's keys up to its own position, float32 [T, H, D].
+def paged_attention(
+    q_THD: Tensor,
+    pages: KvPages,
+    plan: AttentionPlan,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """softmax(scale · q · kᵀ) · v over each query's keys up to its own position, float32 [T, H, D].
 
     H = N · G query heads, head h reading kv head h // G. The step's own keys and values must lie
     in the pages already.
+
+    Args:
+        scale: absent = 1/√D.
+        window: a query sees this many tokens back, itself included; absent = all.
+        sinks_H: float32, a logit per head that takes its part of the softmax and has no value.
     """
     num_heads, head_dim = q_THD.shape[1:]
-    num_kv_heads = pages.data.shape[2]
+    num_kv_heads = pages.num_heads
     group = num_heads // num_kv_heads
-    padded = torch.cat((q_THD, q_THD.new_zeros((1, num_heads, head_dim)))) / head_dim**0.5
+    padded = torch.cat((q_THD, q_THD.new_zeros((1, num_heads, head_dim))))
+    padded = padded / head_dim**0.5 if scale is None else padded * scale
     q_UNMD = (
         padded[plan.tile_rows_UW]
         .view(-1, TILE_TOKENS, num_kv_heads, group, head_dim)
         .transpose(1, 2)
         .reshape(-1, num_kv_heads, TILE_TOKENS * group, head_dim)
     )
+    sinks_UNM = None
+    if sinks_H is not None:
+        sinks_UNM = _sinks_of_tiles(sinks_H.view(num_kv_heads, group), q_UNMD, pages)
+    if pages.key_channel_ND is not None:
+        q_UNMD = q_UNMD * pages.key_channel_ND[:, None]
     out_UNMD = torch.empty_like(q_UNMD)
     for part in plan.passes:
         tiles = slice(part.first_tile, part.first_tile + part.tiles_per_span[0])
-        out_UNMD[tiles] = _run_pass(q_UNMD[tiles], pages, part)
+        sinks = None if sinks_UNM is None else sinks_UNM[tiles]
+        out_UNMD[tiles] = _run_pass(q_UNMD[tiles], pages, part, window, sinks)
     by_place = (
         out_UNMD.view(-1, num_kv_heads, TILE_TOKENS, group, head_dim)
         .transpose(1, 2)
@@ -54,7 +74,21 @@ def paged_attention(q_THD: Tensor, pages: KvPages, plan: AttentionPlan) -> Tenso
     return by_place[plan.place_of_row_T]
 
 
-def _run_pass(q_UNMD: Tensor, pages: KvPages, part: AttentionPass) -> Tensor:
+def _sinks_of_tiles(sinks_NG: Tensor, q_UNMD: Tensor, pages: KvPages) -> Tensor:
+    """A sink's logit beside scores of keys as they are stored: less what a center took from all."""
+    sinks_UNM = sinks_NG.repeat(1, TILE_TOKENS).expand(q_UNMD.shape[:3])
+    if pages.key_center_ND is None:
+        return sinks_UNM
+    return sinks_UNM - (q_UNMD * pages.key_center_ND[:, None]).sum(dim=-1)
+
+
+def _run_pass(
+    q_UNMD: Tensor,
+    pages: KvPages,
+    part: AttentionPass,
+    window: int | None,
+    sinks_UNM: Tensor | None,
+) -> Tensor:
     k_SNLD, v_SNLD = kv_pages.read(pages, part.span_blocks_SB)
     # A weight of zero times an old NaN would still be NaN.
     spans, places = part.stale_places
@@ -64,13 +98,15 @@ def _run_pass(q_UNMD: Tensor, pages: KvPages, part: AttentionPass) -> Tensor:
     scores_PNML = _products(q_PNMD, k_SNLD.transpose(-1, -2), part.pair_spans_P)
     num_pairs, num_kv_heads, _, num_keys = scores_PNML.shape
     scores_PNWGL = scores_PNML.view(num_pairs, num_kv_heads, TILE_TOKENS, -1, num_keys)
-    scores_PNWGL.masked_fill_(part.unseen_PWL[:, None, :, None, :], -torch.inf)
+    scores_PNWGL.masked_fill_(part.unseen(window)[:, None, :, None, :], -torch.inf)
 
     # A maximum is the same in any order; the sums below go span by span.
     top_PNM = scores_PNML.amax(dim=-1)
     top_UNM = top_PNM[: q_UNMD.shape[0]].clone()
     for tiles, pairs in _by_span(part.tiles_per_span):
         torch.maximum(top_UNM[tiles], top_PNM[pairs], out=top_UNM[tiles])
+    if sinks_UNM is not None:
+        top_UNM = torch.maximum(top_UNM, sinks_UNM)
 
     weights_PNML = scores_PNML.sub_(top_UNM[part.pair_tiles_P].unsqueeze(-1)).exp_()
     parts_PNMD = _products(weights_PNML, v_SNLD, part.pair_spans_P)
@@ -79,6 +115,8 @@ def _run_pass(q_UNMD: Tensor, pages: KvPages, part: AttentionPass) -> Tensor:
     for tiles, pairs in _by_span(part.tiles_per_span):
         sum_UNM[tiles] += sums_PNM[pairs]
         out_UNMD[tiles] += parts_PNMD[pairs]
+    if sinks_UNM is not None:
+        sum_UNM += (sinks_UNM - top_UNM).exp()
     return out_UNMD / sum_UNM.unsqueeze(-1)
 
 

@@ -19,6 +19,7 @@ from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable
 from moe_worker.membership import Rendezvous, RendezvousSettings
+from moe_worker.model.spec import RouterSpec
 from moe_worker.model.weights import ExpertWeights
 
 _exchange: Exchange = LocalExchange()
@@ -92,7 +93,7 @@ def run_layers(
         bank.write(layer, slot, experts[layer][slots_LRS[layer, _exchange.rank, slot]])
     counters = LoadCounters(num_layers, num_experts, slots_per_rank)
     top_k = batches[0]["ids"].shape[1]
-    layers = ExpertLayers(bank, counters, top_k, renormalise=True)
+    layers = ExpertLayers(bank, counters, RouterSpec(num_experts, top_k))
     shape = DispatchShape(hidden, top_k, slots_per_rank, dtype, tokens_per_round, overlap_tokens)
     layers.join(Dispatcher(_exchange, shape))
     rank = _exchange.rank

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from moe_kernels.norm_rope import rms_norm, rope, rope_table
 
@@ -26,9 +27,37 @@ def test_rms_norm_rows_are_bit_equal_in_any_company() -> None:
             assert torch.equal(rms_norm(x[rows], torch.ones(hidden), 1e-5), whole[rows])
 
 
+def plain_table(positions: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    return rope_table(positions, theta ** (-torch.arange(0, head_dim, 2) / head_dim))
+
+
+def test_heads_are_normed_to_the_same_bits_in_any_company() -> None:
+    for head_dim in (16, 32, 50, 128):
+        generator = torch.Generator().manual_seed(head_dim)
+        x = torch.randn(33, 5, head_dim, generator=generator)
+        whole = rms_norm(x.reshape(-1, head_dim), torch.ones(head_dim), 1e-5)
+        for row in (0, 32, 17):
+            alone = rms_norm(x[row], torch.ones(head_dim), 1e-5)
+            assert torch.equal(alone, whole.view(x.shape)[row])
+
+
+def test_a_magnitude_lengthens_what_is_turned() -> None:
+    cos, sin = rope_table(16, torch.tensor([0.5, 0.1]), magnitude=1.25)
+    turned = rope(torch.ones(16, 1, 4), cos, sin)
+    torch.testing.assert_close(turned.norm(dim=-1), torch.full((16, 1), 2.5))
+
+
+def test_elements_past_the_rotated_ones_are_left_alone() -> None:
+    cos, sin = rope_table(16, torch.tensor([0.5, 0.1]))
+    x = torch.randn(16, 2, 10, generator=torch.Generator().manual_seed(3))
+    turned = rope(x, cos, sin)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    assert torch.equal(turned[..., :4], rope(x[..., :4], cos, sin))
+
+
 def test_rope_turns_each_pair_by_position_times_frequency() -> None:
     head_dim, theta = 8, 100.0
-    cos, sin = rope_table(16, head_dim, theta)
+    cos, sin = plain_table(16, head_dim, theta)
     x = torch.zeros(1, 1, head_dim)
     x[0, 0, 1] = 1.0
     turned = rope(x, cos[[5]], sin[[5]])[0, 0]
@@ -39,7 +68,7 @@ def test_rope_turns_each_pair_by_position_times_frequency() -> None:
 
 
 def test_scores_depend_on_the_distance_only() -> None:
-    cos, sin = rope_table(64, 16, 1e4)
+    cos, sin = plain_table(64, 16, 1e4)
     q, k = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(1))
 
     def score(at_q: int, at_k: int) -> float:

@@ -16,6 +16,7 @@ from moe_worker.model.config import (
     parse_architecture,
     shape,
 )
+from moe_worker.model.spec import AttentionSpec
 
 MIXTRAL_8X7B: dict[str, Any] = {
     "architectures": ["MixtralForCausalLM"],
@@ -53,8 +54,9 @@ def test_mixtral_8x7b_is_read(tmp_path: Path) -> None:
     assert arch.num_layers == 32
     assert arch.moe_layers == tuple(range(32))
     assert (arch.num_experts, arch.top_k) == (8, 2)
-    assert (arch.num_heads, arch.num_kv_heads, arch.head_dim) == (32, 8, 128)
-    assert (arch.rope_theta, arch.rms_eps, arch.max_positions) == (1e6, 1e-5, 32768)
+    assert arch.attention == AttentionSpec(num_heads=32, num_kv_heads=8, head_dim=128)
+    assert (arch.rope.kind, arch.rope.theta, arch.rope.dim) == ("default", 1e6, 128)
+    assert (arch.rms_eps, arch.max_positions) == (1e-5, 32768)
     assert arch.dtype == "bfloat16"
     assert arch.eos_token_ids == {2}
     assert arch.router.renorm
@@ -87,7 +89,7 @@ def test_newer_spellings_are_read() -> None:
     )
     del config["torch_dtype"], config["rope_theta"]
     arch = parse_architecture(config)
-    assert (arch.dtype, arch.rope_theta, arch.head_dim) == ("float32", 5000.0, 64)
+    assert (arch.dtype, arch.rope.theta, arch.rope.dim) == ("float32", 5000.0, 64)
     assert arch.eos_token_ids == {2, 5}
 
 
@@ -97,10 +99,13 @@ def test_end_tokens_of_the_generation_config_are_added(tmp_path: Path) -> None:
     assert load_architecture(tmp_path).eos_token_ids == {2, 7, 8}
 
 
-def test_a_sliding_window_bounds_the_length() -> None:
-    """Within one window attention is plain, so nothing is computed differently."""
-    assert parse_architecture(changed(sliding_window=4096)).max_positions == 4096
-    assert parse_architecture(changed(sliding_window=99999)).max_positions == 32768
+def test_a_sliding_window_belongs_to_every_layer_or_to_those_named() -> None:
+    everywhere = parse_architecture(changed(sliding_window=4096))
+    assert everywhere.max_positions == 32768
+    assert {everywhere.attention.window(layer) for layer in range(32)} == {4096}
+    types = ["sliding_attention", "full_attention"] * 16
+    alternating = parse_architecture(changed(sliding_window=4096, layer_types=types)).attention
+    assert (alternating.window(0), alternating.window(1)) == (4096, None)
 
 
 def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
@@ -118,8 +123,13 @@ def test_a09_one_expert_is_nothing_to_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported; supported: mixtral"),
-        ({"num_local_experts": 3, "num_experts_per_tok": 4}, "is 4 but num_local_experts is 3"),
+        (
+            {"architectures": ["NewMoeForCausalLM"], "model_type": "new_moe"},
+            r"'NewMoeForCausalLM' \(model_type 'new_moe'\) is not supported; supported: Mixtral",
+        ),
+        ({"architectures": None, "model_type": "new_moe"}, "'new_moe'.* is not supported"),
+        ({"architectures": "Mixtral"}, "architectures must be a list of names"),
+        ({"num_local_experts": 3, "num_experts_per_tok": 4}, "is 4: must be 1 to the 3 experts"),
         ({"num_attention_heads": 30}, "30 is not a multiple of num_key_value_heads 8"),
         ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, got 'many'"),
@@ -127,7 +137,12 @@ def test_a09_one_expert_is_nothing_to_place(tmp_path: Path) -> None:
         ({"head_dim": 33}, "head_dim 33 is odd"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"torch_dtype": "int8"}, "dtype 'int8' is not supported"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor must be a positive"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be an object"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be 32 of"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq' is not supported"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number, got 'small'"),
         ({"eos_token_id": "</s>"}, "eos_token_id must be an id"),
     ],

@@ -77,10 +77,10 @@ def test_shared_weights_are_everything_but_the_experts(
     assert shared.num_bytes == sum(tensor.nbytes for tensor in others)
     stem = "model.layers.1.self_attn"
     qkv = [tensors[f"{stem}.{name}_proj.weight"] for name in "qkv"]
-    assert torch.equal(shared.layers[1].qkv_QH, torch.cat(qkv))
-    assert torch.equal(
-        shared.layers[0].gate_EH, tensors["model.layers.0.block_sparse_moe.gate.weight"]
-    )
+    assert torch.equal(shared.layers[1].attention["qkv"], torch.cat(qkv))
+    router = shared.layers[0].router
+    assert router is not None
+    assert torch.equal(router.gate_EH, tensors["model.layers.0.block_sparse_moe.gate.weight"])
 
 
 def test_weights_are_converted_to_the_wanted_dtype(model: Path) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
 from moe_api.worker import KvConfig
 from moe_kernels import kv_pages
-from moe_kernels.kv_pages import KvFormat, KvPages
-from moe_worker.model.config import ModelArchitecture, kv_bytes_per_token, kv_dtype
+from moe_kernels.kv_pages import KvPages
+from moe_worker.model.config import ModelArchitecture
+from moe_worker.model.kv_layout import kv_bytes_per_token, kv_format, kv_shape
 
 
 class KvDoesNotFit(ValueError):
@@ -36,18 +36,11 @@ class KvCache:
         num_blocks: int,
         device: str | torch.device = "cpu",
     ) -> KvCache:
-        """Zeroed pages for every layer. Raises ValueError if the format cannot hold head_dim."""
-        kv_format = cast(KvFormat, kv_dtype(arch, config))
+        """Zeroed pages for every layer. Raises KvFormatError if the format cannot hold them."""
+        chosen, shape = kv_format(arch, config), kv_shape(arch)
         return cls(
             layers=tuple(
-                kv_pages.allocate_pages(
-                    kv_format,
-                    num_blocks,
-                    arch.num_kv_heads,
-                    config.block_size,
-                    arch.head_dim,
-                    device,
-                )
+                kv_pages.allocate_pages(chosen, shape, num_blocks, config.block_size, device)
                 for _ in range(arch.num_layers)
             ),
             block_size=config.block_size,

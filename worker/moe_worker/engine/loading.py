@@ -92,8 +92,9 @@ class Loader:
         arch, config, device = self.arch, self._settings.config, self._settings.config.device
         shared = self._checkpoint.load_shared(device)
         bank = ExpertBank(
-            num_layers, num_slots, arch.intermediate, arch.hidden, self._checkpoint.dtype, device
-        )
+            num_layers, num_slots, arch.expert.intermediate, arch.hidden, self._checkpoint.dtype,
+            device, arch.expert.bias,
+        )  # fmt: skip
         limits = config.scheduler
         reserved_bytes = (
             shared.num_bytes
@@ -127,6 +128,6 @@ class Loader:
             scheduler=scheduler,
             bank=bank,
             counters=counters,
-            layers=ExpertLayers(bank, counters, arch.top_k, arch.router.renorm),
+            layers=ExpertLayers(bank, counters, arch.router, arch.expert.act),
             max_model_len=size.max_model_len,
         )

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.activation import Activation
+from moe_kernels.grouped_gemm import SILU, expert_mlp
 from moe_kernels.linear import linear
 from moe_kernels.permute import sort_by_slot
 from moe_worker.expert.bank import ExpertBank
@@ -24,14 +25,20 @@ from moe_worker.expert.dispatch import Dispatcher, Slice
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.router import choose_experts
 from moe_worker.expert.routing_table import RoutingTable
+from moe_worker.model.spec import RouterSpec
+from moe_worker.model.weights import RouterWeights
 
 
 class ExpertLayers:
     def __init__(
-        self, bank: ExpertBank, counters: LoadCounters, top_k: int, renormalise: bool
+        self,
+        bank: ExpertBank,
+        counters: LoadCounters,
+        router: RouterSpec,
+        act: Activation = SILU,
     ) -> None:
         self._bank, self._counters = bank, counters
-        self._top_k, self._renormalise = top_k, renormalise
+        self._router, self._act = router, act
         # Never set back: epochs may be short, and the first points of a sequence are not yet even.
         self._sent_LE = torch.zeros(
             (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
@@ -60,11 +67,12 @@ class ExpertLayers:
         self._sent_LE += self._counters.draft_routed_LE.to(self._bank.device)
         self._counters.commit()
 
-    def __call__(self, layer: int, hidden_TH: Tensor, gate_EH: Tensor) -> Tensor:
+    def __call__(self, layer: int, hidden_TH: Tensor, router: RouterWeights) -> Tensor:
         """Output of MoE layer `layer` (ordinal), float32 [T, H], for normed float32 input."""
-        ids_TK, weights_TK = choose_experts(
-            linear(hidden_TH, gate_EH), self._top_k, self._renormalise
-        )
+        logits_TE = linear(hidden_TH, router.gate_EH)
+        if router.logit_bias_E is not None:
+            logits_TE += router.logit_bias_E.to(torch.float32)
+        ids_TK, weights_TK = choose_experts(logits_TE, self._router, router.selection_bias_E)
         return self.run(layer, hidden_TH, ids_TK, weights_TK)
 
     def run(self, layer: int, hidden_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
@@ -83,12 +91,16 @@ class ExpertLayers:
 
     def _experts(self, layer: int, piece: Slice) -> Tensor:
         """Every pair's row through its slot's expert, in the order of the slice's pairs."""
-        order_P, offsets = sort_by_slot(piece.slots_NK, self._bank.num_slots)
+        bank = self._bank
+        order_P, offsets = sort_by_slot(piece.slots_NK, bank.num_slots)
         self._counters.count_served(layer, offsets.diff())
         sorted_PH = expert_mlp(
-            piece.rows_NH[order_P // self._top_k],
+            piece.rows_NH[order_P // self._router.top_k],
             offsets,
-            self._bank.w13_LS2IH[layer],
-            self._bank.w2_LSHI[layer],
+            bank.w13_LS2IH[layer],
+            bank.w2_LSHI[layer],
+            act=self._act,
+            b13_S2I=bank.b13_LS2I[layer] if bank.has_bias else None,
+            b2_SH=bank.b2_LSH[layer] if bank.has_bias else None,
         )
         return sorted_PH[torch.argsort(order_P)]

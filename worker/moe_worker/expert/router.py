@@ -4,7 +4,11 @@ The gate's logits come from `moe_kernels.linear` in `layer`; `routing_table` the
 chosen experts live. Everything here is per row and in a fixed order of additions, so a token's
 choice does not depend on what shares its batch.
 
-Letters: T tokens, E logical experts, K choices a token.
+Logits that are no numbers are not hidden: a token with a NaN among its logits (or +inf, where the
+score is a softmax) still gets K different experts, always the same, and weights of NaN, so that the
+fault shows in its own output and in no other token's.
+
+Letters: T tokens, E logical experts, K choices a token, G groups, M experts of a group.
 """
 
 from __future__ import annotations
@@ -12,27 +16,85 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moe_worker.model.spec import ExpertGroups, RouterSpec
 
-def choose_experts(logits_TE: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """The `top_k` most probable experts of each token, best first.
 
-    Softmax over all experts in float32; among equals the lowest id wins. With `renormalise` the
-    chosen weights are divided by their sum (Mixtral).
+def choose_experts(
+    logits_TE: Tensor, spec: RouterSpec, selection_bias_E: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The `spec.top_k` best experts of each token, best first; among equals the lowest id wins.
+
+    Args:
+        logits_TE: any float dtype; scores are computed in float32.
+        selection_bias_E: float32, added to the scores for the choice only; given exactly when
+            `spec.bias_for_selection`.
 
     Returns (ids int64 [T, K], weights float32 [T, K]).
 
     Raises:
-        ValueError: more choices than experts.
+        ValueError: the logits or the bias are not of this router.
     """
-    if not 1 <= top_k <= logits_TE.shape[1]:
-        raise ValueError(f"top_k {top_k} of {logits_TE.shape[1]} experts: must be 1 to all of them")
-    probabilities_TE = torch.softmax(logits_TE.to(torch.float32), dim=1)
-    ordered_TE, order_TE = torch.sort(probabilities_TE, dim=1, descending=True, stable=True)
-    ids_TK, weights_TK = order_TE[:, :top_k], ordered_TE[:, :top_k]
-    if renormalise:
-        # Column by column: the order in which `sum` adds may change with the number of rows.
-        total_T = weights_TK[:, 0].clone()
-        for choice in range(1, top_k):
-            total_T += weights_TK[:, choice]
-        weights_TK = weights_TK / total_T[:, None]
-    return ids_TK.contiguous(), weights_TK.contiguous()
+    if logits_TE.shape[1] != spec.num_experts:
+        raise ValueError(f"{logits_TE.shape[1]} logits a token for {spec.num_experts} experts")
+    if (selection_bias_E is not None) != spec.bias_for_selection:
+        raise ValueError("a selection bias is given exactly when the router has one")
+    scores_TE = _scores(logits_TE.to(torch.float32), spec)
+    ranking_TE = scores_TE if selection_bias_E is None else scores_TE + selection_bias_E
+    if spec.groups is not None:
+        ranking_TE = _within_best_groups(ranking_TE, spec.groups)
+    ordered_TE, order_TE = torch.sort(ranking_TE, dim=1, descending=True, stable=True)
+    ids_TK = order_TE[:, : spec.top_k].contiguous()
+    if ranking_TE is scores_TE:
+        # Contiguous: an exponential of a strided row may be rounded otherwise than of a dense one.
+        chosen_TK = ordered_TE[:, : spec.top_k].contiguous()
+    else:
+        chosen_TK = scores_TE.gather(1, ids_TK)
+    return ids_TK, _weights(chosen_TK, spec)
+
+
+def _scores(logits_TE: Tensor, spec: RouterSpec) -> Tensor:
+    if spec.score == "softmax":
+        return torch.softmax(logits_TE, dim=1)
+    if spec.score == "sigmoid":
+        # Spelled out: the library's sigmoid rounds its vector body and its tail differently.
+        return 1.0 / (1.0 + torch.exp(-logits_TE))
+    return logits_TE
+
+
+def _within_best_groups(ranking_TE: Tensor, groups: ExpertGroups) -> Tensor:
+    """The same with −inf for experts outside each token's `keep` best groups."""
+    num_experts = ranking_TE.shape[1]
+    grouped_TGM = ranking_TE.view(-1, groups.num, num_experts // groups.num)
+    if groups.reduce == "max":
+        score_TG = grouped_TGM.amax(dim=2)
+    else:
+        best_TGM = grouped_TGM.sort(dim=2, descending=True).values
+        score_TG = best_TGM[:, :, 0]
+        if best_TGM.shape[2] > 1:
+            score_TG = score_TG + best_TGM[:, :, 1]
+    order_TG = torch.sort(score_TG, dim=1, descending=True, stable=True).indices
+    dropped_TG = torch.ones_like(score_TG, dtype=torch.bool)
+    dropped_TG.scatter_(1, order_TG[:, : groups.keep], False)
+    return grouped_TGM.masked_fill(dropped_TG[:, :, None], -torch.inf).view_as(ranking_TE)
+
+
+def _weights(chosen_TK: Tensor, spec: RouterSpec) -> Tensor:
+    """Of the chosen scores, in the order softmax over them, renormalised, scaled."""
+    if spec.score == "softmax_topk":
+        # The best comes first: it is the maximum that keeps the exponentials in range.
+        chosen_TK = (chosen_TK - chosen_TK.amax(dim=1, keepdim=True)).exp()
+        chosen_TK = chosen_TK / _row_sums(chosen_TK)
+    elif spec.renorm:
+        total_T1 = _row_sums(chosen_TK)
+        chosen_TK = chosen_TK / (
+            total_T1 + spec.renorm_epsilon if spec.renorm_epsilon else total_T1
+        )
+    return chosen_TK if spec.scale == 1.0 else chosen_TK * spec.scale
+
+
+def _row_sums(x_TK: Tensor) -> Tensor:
+    """[T, 1], column by column: the order in which `sum` adds may change with the rows."""
+    total_T1 = x_TK[:, :1].clone()
+    for column in range(1, x_TK.shape[1]):
+        total_T1 += x_TK[:, column : column + 1]
+    return total_T1

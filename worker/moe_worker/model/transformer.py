@@ -1,12 +1,12 @@
-"""The Mixtral transformer, with its experts elsewhere.
+"""The transformer of every family, with its experts elsewhere.
 
 Dense parts and attention run here on this rank's own tokens; for every MoE layer the given `moe`
-callable takes the normed hidden states and returns the experts' sum. It is called in every step,
-with no tokens too, because other ranks wait for this one.
-Neighbours: `weights` gives the tensors, `moe_kernels` the row-invariant operations,
-`moe_worker.expert.layer` is `moe`, `moe_worker.engine.runner` calls `forward`.
+callable takes the normed hidden states and returns the routed experts' sum. It is called in every
+step, with no tokens too, because other ranks wait for this one.
+Neighbours: `spec` describes the model, `weights` gives the tensors, `attention` and `mlp` are the
+parts, `moe_worker.expert.layer` is `moe`, `moe_worker.engine.runner` calls `forward`.
 
-Letters: T tokens, H hidden, E experts, V vocabulary, B sampled rows, N heads, D head_dim.
+Letters: T tokens, H hidden, E experts, V vocabulary, B sampled rows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from moe_kernels import kv_pages
 from moe_kernels.attention_plan import AttentionPlan
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.linear import linear
-from moe_kernels.norm_rope import rms_norm, rope, rope_table
-from moe_kernels.paged_attention import paged_attention
-from moe_worker.model.config import ModelArchitecture
-from moe_worker.model.weights import LayerWeights, SharedWeights
+from moe_kernels.norm_rope import rms_norm, rope_table
+from moe_worker.model import rope
+from moe_worker.model.attention import build_attention
+from moe_worker.model.mlp import mlp
+from moe_worker.model.spec import ModelSpec
+from moe_worker.model.weights import LayerWeights, RouterWeights, SharedWeights
 
 
 class Moe(Protocol):
-    def __call__(self, ordinal: int, hidden_TH: Tensor, gate_EH: Tensor, /) -> Tensor:
+    def __call__(self, ordinal: int, hidden_TH: Tensor, router: RouterWeights, /) -> Tensor:
         """Routed output float32 [T, H] of MoE layer number `ordinal` (counting MoE layers)."""
         ...
 
@@ -53,42 +54,52 @@ class Cache(Protocol):
 
 
 class Transformer:
-    def __init__(self, arch: ModelArchitecture, shared: SharedWeights) -> None:
+    def __init__(self, arch: ModelSpec, shared: SharedWeights) -> None:
         self.arch = arch
         self.shared = shared
-        cos, sin = rope_table(arch.max_positions, arch.head_dim, arch.rope_theta)
-        self._cos = cos.to(shared.embedding_VH.device)
-        self._sin = sin.to(shared.embedding_VH.device)
+        device = shared.embedding_VH.device
+        # On the processor first, so that every device turns by the same angles.
+        table = rope_table(
+            arch.max_positions, rope.frequencies(arch.rope), rope.magnitude(arch.rope)
+        )
+        self._cos, self._sin = (part.to(device) for part in table)
+        self._attentions = [
+            build_attention(arch, layer, weights.attention)
+            for layer, weights in enumerate(shared.layers)
+        ]
 
     def forward(self, batch: Step, cache: Cache, moe: Moe) -> Tensor:
         """Logits float32 [B, V] of the batch's sampled rows; writes the batch's keys and values."""
-        arch = self.arch
+        arch, multipliers = self.arch, self.arch.multipliers
         x_TH = self.shared.embedding_VH[batch.token_ids_T].to(torch.float32)
+        x_TH = _times(x_TH, multipliers.embedding)
         rotation = self._cos[batch.positions_T], self._sin[batch.positions_T]
-        layers = zip(self.shared.layers, cache.layers, strict=True)
-        for ordinal, (layer, pages) in enumerate(layers):
-            normed_TH = rms_norm(x_TH, layer.attention_norm_H, arch.rms_eps)
-            x_TH = x_TH + self._attention(normed_TH, layer, pages, batch, rotation)
-            normed_TH = rms_norm(x_TH, layer.moe_norm_H, arch.rms_eps)
-            x_TH = x_TH + moe(ordinal, normed_TH, layer.gate_EH)
+        ordinal = 0
+        for layer, weights in enumerate(self.shared.layers):
+            normed_TH = rms_norm(x_TH, weights.attention_norm_H, arch.rms_eps)
+            if normed_TH.shape[0]:
+                attention = self._attentions[layer]
+                mixed_TH = attention(normed_TH, cache.layers[layer], batch, rotation)
+                x_TH = x_TH + _times(mixed_TH, multipliers.residual)
+            normed_TH = rms_norm(x_TH, weights.mlp_norm_H, arch.rms_eps)
+            out_TH = self._mlp(ordinal, normed_TH, weights, moe)
+            x_TH = x_TH + _times(out_TH, multipliers.residual)
+            ordinal += weights.router is not None
         sampled_BH = rms_norm(x_TH[batch.sample_rows_B], self.shared.norm_H, arch.rms_eps)
-        return linear(sampled_BH, self.shared.lm_head_VH)
+        logits_BV = linear(sampled_BH, self.shared.lm_head_VH)
+        return logits_BV if multipliers.logits == 1.0 else logits_BV / multipliers.logits
 
-    def _attention(
-        self,
-        x_TH: Tensor,
-        layer: LayerWeights,
-        pages: KvPages,
-        batch: Step,
-        rotation: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        arch = self.arch
-        num_tokens = x_TH.shape[0]
-        if num_tokens == 0:
-            return x_TH
-        qkv = linear(x_TH, layer.qkv_QH).view(num_tokens, -1, arch.head_dim)
-        q, k, v = torch.split(qkv, [arch.num_heads, arch.num_kv_heads, arch.num_kv_heads], dim=1)
-        # Written first, then read back: a token sees itself as later tokens will see it.
-        kv_pages.append(pages, rope(k, *rotation), v, batch.slots_T)
-        mixed = paged_attention(rope(q, *rotation), pages, batch.attention)
-        return linear(mixed.reshape(num_tokens, -1), layer.o_HQ)
+    def _mlp(self, ordinal: int, x_TH: Tensor, weights: LayerWeights, moe: Moe) -> Tensor:
+        """A dense layer, or the routed experts and then the shared one."""
+        act = self.arch.expert.act
+        if weights.router is None:
+            assert weights.dense is not None, "a layer has experts or is dense"
+            return mlp(x_TH, weights.dense, act)
+        out_TH = moe(ordinal, x_TH, weights.router)
+        if weights.shared is None:
+            return out_TH
+        return out_TH + mlp(x_TH, weights.shared, act)
+
+
+def _times(x_TH: Tensor, multiplier: float) -> Tensor:
+    return x_TH if multiplier == 1.0 else x_TH * multiplier

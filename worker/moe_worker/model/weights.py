@@ -1,18 +1,21 @@
 """A hub-layout safetensors checkpoint, read slice by slice through memory maps.
 
 Only what is asked for is read: a rank loads the shared weights once and then the experts it holds,
-one by one. Every tensor's name and shape is checked from the files' headers first, so a damaged
-checkpoint is refused before anything is allocated.
-Neighbours: `config` says what to expect; `moe_worker.expert.bank` keeps the experts;
+one by one, of a fused tensor only that expert's slice. Name, shape and kind of every tensor are
+checked from the files' headers first, so a damaged checkpoint is refused before anything is
+allocated.
+Neighbours: `tensors` says what lies where, `moe_worker.expert.bank` keeps the experts,
 `transformer` computes with the rest.
 
-Letters: V vocabulary, H hidden, I expert intermediate, E experts, Q query rows, K key/value rows.
+Letters: V vocabulary, H hidden, I intermediate, E experts.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +23,49 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from moe_worker.model.config import ModelArchitecture, ModelUnreadable
+from moe_worker.model.families.registry import family_of
+from moe_worker.model.spec import ModelSpec, ModelUnreadable
+from moe_worker.model.tensors import LayerTensors, Pieces, Roles, Stored
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_READABLE = frozenset(("F32", "BF16", "F16"))
+
+
+@dataclass(frozen=True)
+class RouterWeights:
+    gate_EH: Tensor
+    logit_bias_E: Tensor | None = None
+    selection_bias_E: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """A dense gated network."""
+
+    w13_2IH: Tensor
+    w2_HI: Tensor
+    gate_1H: Tensor | None = None
+    """Of a shared expert that has one."""
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     attention_norm_H: Tensor
-    qkv_QH: Tensor
-    """Rows of q, then k, then v: [(num_heads + 2·num_kv_heads)·head_dim, H]."""
-    o_HQ: Tensor
-    moe_norm_H: Tensor
-    gate_EH: Tensor
-    """Router weight."""
+    attention: Mapping[str, Tensor]
+    """By role, see `tensors.LayerTensors`."""
+    mlp_norm_H: Tensor
+    router: RouterWeights | None
+    """None in a dense layer, which has `dense` instead."""
+    dense: MlpWeights | None
+    shared: MlpWeights | None
 
 
 @dataclass(frozen=True)
 class SharedWeights:
-    """Everything that every rank holds: all but the experts."""
+    """Everything that every rank holds: all but the routed experts."""
 
     embedding_VH: Tensor
     layers: tuple[LayerWeights, ...]
@@ -52,13 +74,7 @@ class SharedWeights:
 
     @property
     def num_bytes(self) -> int:
-        tensors = [self.embedding_VH, self.norm_H]
-        if self.lm_head_VH is not self.embedding_VH:
-            tensors.append(self.lm_head_VH)
-        for layer in self.layers:
-            tensors += [layer.attention_norm_H, layer.qkv_QH, layer.o_HQ, layer.moe_norm_H]
-            tensors.append(layer.gate_EH)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum({id(tensor): tensor.nbytes for tensor in _tensors_in(self)}.values())
 
 
 @dataclass(frozen=True)
@@ -66,35 +82,53 @@ class ExpertWeights:
     w13_2IH: Tensor
     """w1 (gate) in rows 0:I, w3 (up) in rows I:2I."""
     w2_HI: Tensor
+    b13_2I: Tensor | None = None
+    """Both biases or none."""
+    b2_H: Tensor | None = None
 
 
 class Checkpoint:
     """The tensors of `path`, in the dtype of `arch`. Opening it checks names and shapes."""
 
-    def __init__(self, path: str | Path, arch: ModelArchitecture) -> None:
+    def __init__(self, path: str | Path, arch: ModelSpec) -> None:
         self.path = Path(path)
         self.arch = arch
         self.dtype = TORCH_DTYPES[arch.dtype]
-        self._expected = _expected_shapes(arch)
+        self._tensors = family_of(arch.family).tensors(arch)
         self._file_of = _locate(self.path)
         self._files = {
             name: _open(self.path / name) for name in sorted(set(self._file_of.values()))
         }
-        self._check()
+        self._names = {name: frozenset(file.keys()) for name, file in self._files.items()}
+        self._check(self._tensors.shared())
+        for layer in arch.moe_layers:
+            for expert in range(arch.num_experts):
+                roles = self._expert_roles(layer, expert)
+                self._check(stored for pieces in roles.values() for stored in pieces)
 
     @property
     def bytes_per_expert(self) -> int:
         return self.arch.bytes_per_expert
 
+    @property
+    def shared_bytes(self) -> int:
+        """What `load_shared` will take."""
+        return sum(
+            math.prod(stored.shape if stored.index is None else stored.shape[1:])
+            * (4 if stored.float32 else self.dtype.itemsize)
+            for stored in self._tensors.shared()
+        )
+
     def load_shared(self, device: str | torch.device = "cpu") -> SharedWeights:
-        """Embeddings, attention, norms, gates and the output head."""
-        embedding = self._read("model.embed_tokens.weight", device)
+        """Embeddings, attention, norms, routers, dense layers, shared experts and the head."""
+        tensors = self._tensors
+        embedding = self._read(tensors.embedding, device)
         return SharedWeights(
             embedding_VH=embedding,
-            layers=tuple(self._read_layer(layer, device) for layer in range(self.arch.num_layers)),
-            norm_H=self._read("model.norm.weight", device),
+            layers=tuple(self._read_layer(layer, device) for layer in tensors.layers),
+            norm_H=self._read(tensors.norm, device),
             lm_head_VH=(
-                embedding if self.arch.tie_embeddings else self._read("lm_head.weight", device)
+                embedding if tensors.lm_head is None else self._read(tensors.lm_head, device)
             ),
         )
 
@@ -102,57 +136,97 @@ class Checkpoint:
         self, layer: int, expert: int, device: str | torch.device = "cpu"
     ) -> ExpertWeights:
         """One expert of model layer `layer` (an element of `arch.moe_layers`)."""
-        stem = _expert_stem(layer, expert)
-        return ExpertWeights(
-            w13_2IH=torch.cat(
-                (
-                    self._read(f"{stem}.w1.weight", device),
-                    self._read(f"{stem}.w3.weight", device),
-                )
-            ),
-            w2_HI=self._read(f"{stem}.w2.weight", device),
-        )
+        found = self._read_roles(self._expert_roles(layer, expert), device)
+        return ExpertWeights(found["w13"], found["w2"], found.get("b13"), found.get("b2"))
 
-    def _read_layer(self, layer: int, device: str | torch.device) -> LayerWeights:
-        stem = f"model.layers.{layer}"
-        qkv = [self._read(f"{stem}.self_attn.{name}_proj.weight", device) for name in "qkv"]
+    def _expert_roles(self, layer: int, expert: int) -> Roles:
+        roles_of = self._tensors.layers[layer].expert
+        assert roles_of is not None, "asked only of layers that have experts"
+        return roles_of(expert)
+
+    def _read_layer(self, layer: LayerTensors, device: str | torch.device) -> LayerWeights:
+        router = self._read_roles(layer.router, device)
         return LayerWeights(
-            attention_norm_H=self._read(f"{stem}.input_layernorm.weight", device),
-            qkv_QH=torch.cat(qkv),
-            o_HQ=self._read(f"{stem}.self_attn.o_proj.weight", device),
-            moe_norm_H=self._read(f"{stem}.post_attention_layernorm.weight", device),
-            gate_EH=self._read(f"{stem}.block_sparse_moe.gate.weight", device),
+            attention_norm_H=self._read(layer.attention_norm, device),
+            attention=self._read_roles(layer.attention, device),
+            mlp_norm_H=self._read(layer.mlp_norm, device),
+            router=(
+                RouterWeights(
+                    router["gate"], router.get("logit_bias"), router.get("selection_bias")
+                )
+                if router
+                else None
+            ),
+            dense=_mlp(self._read_roles(layer.dense, device)),
+            shared=_mlp(self._read_roles(layer.shared, device)),
         )
 
-    def _read(self, name: str, device: str | torch.device) -> Tensor:
-        tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
-        return tensor.to(device=device, dtype=self.dtype)
+    def _read_roles(self, roles: Roles, device: str | torch.device) -> dict[str, Tensor]:
+        return {role: self._read(pieces, device) for role, pieces in roles.items()}
 
-    def _check(self) -> None:
-        for name, expected in self._expected.items():
+    def _read(self, pieces: Pieces, device: str | torch.device) -> Tensor:
+        read = [self._read_piece(stored, device) for stored in pieces]
+        return read[0] if len(read) == 1 else torch.cat(read)
+
+    def _read_piece(self, stored: Stored, device: str | torch.device) -> Tensor:
+        raw: dict[str, Tensor] = {}
+        for part in stored.raws():
+            file = self._files[self._file_of[part.name]]
+            if stored.index is None or not part.sliced:
+                raw[part.name] = file.get_tensor(part.name)
+            else:
+                raw[part.name] = file.get_slice(part.name)[stored.index]
+        tensor = raw[stored.name] if stored.encoding is None else stored.encoding.decode(raw)
+        if stored.transposed:
+            tensor = tensor.transpose(-1, -2)
+        if stored.interleaved:
+            tensor = torch.cat((tensor[0::2], tensor[1::2]))
+        dtype = torch.float32 if stored.float32 else self.dtype
+        return tensor.to(device=device, dtype=dtype).contiguous()
+
+    def _check(self, pieces: Iterable[Stored]) -> None:
+        for raw in (raw for stored in pieces for raw in stored.raws()):
+            name = raw.name
             if name not in self._file_of:
                 raise ModelUnreadable(
                     f"{self.path}: tensor {name} is missing; is the checkpoint complete and of "
                     "the layout its config.json names?"
                 )
-            file = self._files[self._file_of[name]]
-            if name not in file.keys():
+            if name not in self._names[self._file_of[name]]:
                 raise ModelUnreadable(
                     f"{self.path}: the index places {name} in {self._file_of[name]}, "
                     "which does not hold it"
                 )
-            view = file.get_slice(name)
+            view = self._files[self._file_of[name]].get_slice(name)
             found = tuple(view.get_shape())
-            if found != expected:
+            if found != raw.shape:
                 raise ModelUnreadable(
                     f"{self.path}: tensor {name} has shape {list(found)}, config.json asks for "
-                    f"{list(expected)}"
+                    f"{list(raw.shape)}"
                 )
-            if view.get_dtype() not in _READABLE:
+            if view.get_dtype() not in raw.dtypes:
                 raise ModelUnreadable(
                     f"{self.path}: tensor {name} has dtype {view.get_dtype()}; readable: "
-                    f"{', '.join(sorted(_READABLE))}"
+                    f"{', '.join(sorted(raw.dtypes))}"
                 )
+
+
+def _mlp(roles: Mapping[str, Tensor]) -> MlpWeights | None:
+    return MlpWeights(roles["w13"], roles["w2"], roles.get("gate")) if roles else None
+
+
+def _tensors_in(value: object) -> list[Tensor]:
+    """Every tensor in a tree of dataclasses, tuples and mappings."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts: Iterable[object] = ()
+    if isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, tuple):
+        parts = value
+    elif is_dataclass(value):
+        parts = (getattr(value, field.name) for field in fields(value))
+    return [tensor for part in parts for tensor in _tensors_in(part)]
 
 
 def _locate(path: Path) -> dict[str, str]:
@@ -174,37 +248,3 @@ def _open(file: Path) -> Any:
         return safe_open(str(file), framework="pt")
     except (OSError, SafetensorError) as error:
         raise ModelUnreadable(f"cannot read {file}: {error}") from error
-
-
-def _expert_stem(layer: int, expert: int) -> str:
-    return f"model.layers.{layer}.block_sparse_moe.experts.{expert}"
-
-
-def _expected_shapes(arch: ModelArchitecture) -> dict[str, tuple[int, ...]]:
-    query_rows = arch.num_heads * arch.head_dim
-    kv_rows = arch.num_kv_heads * arch.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (arch.vocab_size, arch.hidden),
-        "model.norm.weight": (arch.hidden,),
-    }
-    if not arch.tie_embeddings:
-        shapes["lm_head.weight"] = (arch.vocab_size, arch.hidden)
-    for layer in range(arch.num_layers):
-        stem = f"model.layers.{layer}"
-        shapes[f"{stem}.input_layernorm.weight"] = (arch.hidden,)
-        shapes[f"{stem}.post_attention_layernorm.weight"] = (arch.hidden,)
-        shapes[f"{stem}.self_attn.q_proj.weight"] = (query_rows, arch.hidden)
-        shapes[f"{stem}.self_attn.k_proj.weight"] = (kv_rows, arch.hidden)
-        shapes[f"{stem}.self_attn.v_proj.weight"] = (kv_rows, arch.hidden)
-        shapes[f"{stem}.self_attn.o_proj.weight"] = (arch.hidden, query_rows)
-    for layer in arch.moe_layers:
-        shapes[f"model.layers.{layer}.block_sparse_moe.gate.weight"] = (
-            arch.num_experts,
-            arch.hidden,
-        )
-        for expert in range(arch.num_experts):
-            stem = _expert_stem(layer, expert)
-            shapes[f"{stem}.w1.weight"] = (arch.intermediate, arch.hidden)
-            shapes[f"{stem}.w3.weight"] = (arch.intermediate, arch.hidden)
-            shapes[f"{stem}.w2.weight"] = (arch.hidden, arch.intermediate)
-    return shapes
