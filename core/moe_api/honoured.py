@@ -44,9 +44,14 @@ HONOURED = frozenset(
         "rebalancing.budget.maxMovesPerRound",
         "rebalancing.budget.maxStallMillis",
         "rebalancing.deadlineSeconds",
+        "kvCache.dtype",
+        "kvCache.encoding",
+        "kvCache.keyScaling",
+        "kvCache.scalesFile",
         "kvCache.blockSize",
         "kvCache.memoryFraction",
         "kvCache.blocks",
+        "kvCache.prefixCaching",
         "scheduler.maxRunning",
         "scheduler.maxBatchedTokens",
         "scheduler.maxQueued",
@@ -65,8 +70,6 @@ HONOURED = frozenset(
 """Fields honoured with every value that the schema allows."""
 
 HONOURED_VALUES: dict[str, tuple[Any, ...]] = {
-    "kvCache.dtype": ("auto", "fp32", "bf16"),
-    "kvCache.prefixCaching": (False,),
     "security.networkPolicy": (False,),
     "autoscaling.mode": ("External",),
 }

@@ -87,15 +87,20 @@ GENERATED_TOKENS = Metric(
 )
 
 # Worker: KV cache and kernels.
-KV_BLOCKS = Metric("moe_kv_blocks", Gauge, "KV blocks by state (used, free).", ("state",))
+KV_BLOCKS = Metric("moe_kv_blocks", Gauge, "KV blocks by state (used, cached, free).", ("state",))
 KV_BYTES_PER_TOKEN = Metric(
     "moe_kv_bytes_per_token", Gauge, "Bytes of KV cache that one token takes, all layers."
 )
 KV_QUANTIZATION_ERROR = Metric(
     "moe_kv_quantization_error",
     Gauge,
-    "Relative L2 error of the last quantised keys and values of a layer.",
+    "Relative L2 error of keys or values, the larger, in the newest sample of a layer.",
     ("layer",),
+)
+PREFIX_CACHE_QUERY_TOKENS = Metric(
+    "moe_prefix_cache_query_tokens_total",
+    Counter,
+    "Tokens of the prompts that began: what the prefix cache could have held.",
 )
 PREFIX_CACHE_HIT_TOKENS = Metric(
     "moe_prefix_cache_hit_tokens_total",
@@ -216,6 +221,7 @@ WORKER: tuple[AnyMetric, ...] = (
     KV_BLOCKS,
     KV_BYTES_PER_TOKEN,
     KV_QUANTIZATION_ERROR,
+    PREFIX_CACHE_QUERY_TOKENS,
     PREFIX_CACHE_HIT_TOKENS,
     KERNELS_INFO,
     STEP_SECONDS,

@@ -118,16 +118,60 @@ class KvCache(Block):
             "remove one, both set the size of the cache",
             values=("memoryFraction", "blocks"),
         ),
+        CelRule(
+            cel="self.encoding == 'Standard' || self.dtype in ['nvfp4', 'k8v4']",
+            holds=lambda kv: kv.encoding == "Standard" or kv.dtype in ("nvfp4", "k8v4"),
+            message="kvCache.encoding chooses the scales of NVFP4 blocks, which kvCache.dtype does "
+            "not have: set dtype nvfp4 or k8v4, or encoding Standard",
+            explain="kvCache.encoding %s chooses the scales of NVFP4 blocks, which "
+            "kvCache.dtype %s does not have: set dtype nvfp4 or k8v4, or encoding Standard",
+            values=("encoding", "dtype"),
+        ),
+        CelRule(
+            cel="self.keyScaling == 'None' || has(self.scalesFile)",
+            holds=lambda kv: kv.key_scaling == "None" or kv.scales_file is not None,
+            message="kvCache.keyScaling is set without kvCache.scalesFile: "
+            "set scalesFile, nothing is calibrated while serving",
+            explain="kvCache.keyScaling is %s without kvCache.scalesFile: "
+            "set scalesFile, nothing is calibrated while serving",
+            values=("keyScaling",),
+        ),
+        CelRule(
+            cel="!has(self.scalesFile) || self.dtype in ['fp8', 'k8v4', 'nvfp4'] || "
+            "(self.dtype == 'mxfp4' && self.keyScaling != 'None')",
+            holds=lambda kv: (
+                kv.scales_file is None
+                or kv.dtype in ("fp8", "k8v4", "nvfp4")
+                or (kv.dtype == "mxfp4" and kv.key_scaling != "None")
+            ),
+            message="kvCache.scalesFile has no effect with this kvCache.dtype and keyScaling: "
+            "remove it, or set dtype fp8, k8v4 or nvfp4",
+            explain="kvCache.scalesFile has no effect with kvCache.dtype %s and keyScaling %s: "
+            "remove it, or set dtype fp8, k8v4 or nvfp4",
+            values=("dtype", "keyScaling"),
+        ),
+        CelRule(
+            cel="!has(self.scalesFile) || "
+            "(!self.scalesFile.startsWith('/') && !self.scalesFile.matches('(^|/)[.][.](/|$)'))",
+            holds=lambda kv: kv.scales_file is None or _lies_below(kv.scales_file),
+            message="kvCache.scalesFile does not lie below the model's folder: "
+            "write a relative path without '..'",
+            explain="kvCache.scalesFile %s does not lie below the model's folder: "
+            "write a relative path without '..'",
+            values=("scalesFile",),
+        ),
     )
 
     dtype: Literal["auto", "fp32", "bf16", "fp8", "k8v4", "nvfp4", "mxfp4"] = "nvfp4"
     """Format of stored keys and values; auto takes the model's."""
     encoding: Literal["Standard", "FourOverSix"] = "Standard"
-    """How the scale of a block of FP4 values is chosen."""
+    """How scales of NVFP4 blocks are chosen: FourOverSix tries two and keeps the nearer, as fast to
+    read."""
     key_scaling: Literal["None", "Center", "Channel"] = "None"
-    """Treatment of keys before they are stored in FP4."""
+    """Treatment of keys before they are quantised, with what scalesFile says of each channel:
+    subtract its mean (Center) or divide by its size (Channel)."""
     scales_file: FilePath | None = None
-    """File with calibrated scales, below the model's folder."""
+    """File with calibrated scales of every layer, below the model's folder; replaces fixed ones."""
     block_size: Literal[16, 32, 64] = 16
     """Tokens in a block."""
     memory_fraction: Annotated[float, Field(ge=0.05, le=0.95)] | None = None
@@ -136,6 +180,10 @@ class KvCache(Block):
     """Number of blocks, instead of a share of memory."""
     prefix_caching: bool = True
     """Keep blocks of finished prompts for later requests that begin alike."""
+
+
+def _lies_below(path: str) -> bool:
+    return not path.startswith("/") and ".." not in path.split("/")
 
 
 class Scheduler(Block):

@@ -93,6 +93,19 @@ class MigrationState(Part):
     error: str | None = None
 
 
+class KvState(Part):
+    """The cache as it was allocated, and what storing tokens in it costs."""
+
+    format: str
+    bytes: int
+    """Of all blocks and layers."""
+    scales: dict[str, list[float]] = Field(default_factory=dict)
+    """Global scales in use: per side (key, value or latent, rope) one for each layer. Empty for
+    formats without."""
+    quantization_errors: list[float | None] = Field(default_factory=list)
+    """Per layer, relative L2 error of the newest sample; null before the first."""
+
+
 class WorkerState(Document):
     incarnation: str
     member: int
@@ -116,7 +129,11 @@ class WorkerState(Document):
     requests_running: int = 0
     requests_waiting: int = 0
     kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
+    """Held by no request, with known content: the prefix cache. The rest is free."""
     kv_blocks_total: int = 0
+    kv: KvState | None = None
+    """Once the cache is allocated."""
     last_error: str | None = None
     error_reason: str | None = None
     """Machine-readable cause when phase is Failed, e.g. ModelHasNoExperts, ModelUnreadable."""

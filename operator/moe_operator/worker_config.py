@@ -65,6 +65,9 @@ def worker_config(name: str, spec: MoEDeploymentSpec) -> WorkerConfig:
             "kv": KvConfig.model_validate(
                 {
                     "dtype": kv.dtype,
+                    "encoding": kv.encoding,
+                    "keyScaling": kv.key_scaling,
+                    "scalesFile": kv.scales_file,
                     "blockSize": kv.block_size,
                     "memoryFraction": memory_fraction(kv) or KvConfig().memory_fraction,
                     "blocks": kv.blocks,

@@ -153,7 +153,7 @@ def every_field_spec() -> dict[str, Any]:
             "deadlineSeconds": 30,
         },
         "kvCache": {
-            "dtype": "fp8",
+            "dtype": "k8v4",
             "encoding": "FourOverSix",
             "keyScaling": "Center",
             "scalesFile": "scales.json",
@@ -274,6 +274,30 @@ RULE_CASES = (
         {"kvCache": {"blocks": 100}},
         {"kvCache": {"memoryFraction": 0.5, "blocks": 100}},
         ("kvCache.memoryFraction 0.5", "kvCache.blocks 100", "remove one"),
+    ),
+    RuleCase(
+        KvCache.RULES[1],
+        {"kvCache": {"dtype": "k8v4", "encoding": "FourOverSix"}},
+        {"kvCache": {"dtype": "mxfp4", "encoding": "FourOverSix"}},
+        ("kvCache.encoding FourOverSix", "kvCache.dtype mxfp4", "set dtype nvfp4 or k8v4"),
+    ),
+    RuleCase(
+        KvCache.RULES[2],
+        {"kvCache": {"keyScaling": "Center", "scalesFile": "scales.json"}},
+        {"kvCache": {"keyScaling": "Center"}},
+        ("kvCache.keyScaling is Center", "set scalesFile"),
+    ),
+    RuleCase(
+        KvCache.RULES[3],
+        {"kvCache": {"dtype": "mxfp4", "keyScaling": "Channel", "scalesFile": "a/scales.json"}},
+        {"kvCache": {"dtype": "bf16", "scalesFile": "scales.json"}},
+        ("kvCache.scalesFile", "dtype bf16 and keyScaling None", "remove it"),
+    ),
+    RuleCase(
+        KvCache.RULES[4],
+        {"kvCache": {"scalesFile": "a..b/scales.json"}},
+        {"kvCache": {"scalesFile": "a/../../scales.json"}},
+        ("kvCache.scalesFile a/../../scales.json", "without '..'"),
     ),
     RuleCase(
         Scheduler.RULES[0],

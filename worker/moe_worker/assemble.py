@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from moe_kernels.kv_formats import KvFormatError
 from moe_worker.api.served_model import ServedModel
 from moe_worker.engine.engine import Engine
+from moe_worker.engine.kv_scales import KvScalesUnusable
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.failed_engine import FailedEngine
 from moe_worker.metrics import WorkerMetrics
@@ -57,7 +59,10 @@ def assemble(
         token=settings.token,
         control_port=settings.control_port,
     )
-    return Engine(engine_settings, arch, checkpoint, metrics), model
+    try:
+        return Engine(engine_settings, arch, checkpoint, metrics), model
+    except (KvFormatError, KvScalesUnusable) as error:
+        return _failed(settings, type(error).__name__, str(error)), None
 
 
 def _served_model(name: str, path: Path, arch: ModelArchitecture) -> ServedModel:

@@ -41,6 +41,8 @@ class WorkerMetrics:
         self._first_token = declared.register(declared.TIME_TO_FIRST_TOKEN, registry)
         self._between_tokens = declared.register(declared.INTER_TOKEN_LATENCY, registry)
         self._prompt_tokens = declared.register(declared.PROMPT_TOKENS, registry)
+        self._prefix_queries = declared.register(declared.PREFIX_CACHE_QUERY_TOKENS, registry)
+        self._prefix_hits = declared.register(declared.PREFIX_CACHE_HIT_TOKENS, registry)
         self._generated_tokens = declared.register(declared.GENERATED_TOKENS, registry)
         self._step = declared.register(declared.STEP_SECONDS, registry)
         self._exchange = declared.register(declared.EXCHANGE_SECONDS, registry)
@@ -68,6 +70,10 @@ class WorkerMetrics:
 
     def admitted(self, prompt_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)
+
+    def prompt_computed(self, num_tokens: int, num_cached_tokens: int) -> None:
+        self._prefix_queries.inc(num_tokens)
+        self._prefix_hits.inc(num_cached_tokens)
 
     def generated(self, num_tokens: int) -> None:
         self._generated_tokens.inc(num_tokens)
@@ -138,7 +144,9 @@ def state_families(state: WorkerState) -> Iterator[Metric]:
     waiting.add_metric([], state.requests_waiting)
     blocks = declared.gauge_family(declared.KV_BLOCKS)
     blocks.add_metric(["used"], state.kv_blocks_used)
-    blocks.add_metric(["free"], state.kv_blocks_total - state.kv_blocks_used)
+    blocks.add_metric(["cached"], state.kv_blocks_cached)
+    num_free = state.kv_blocks_total - state.kv_blocks_used - state.kv_blocks_cached
+    blocks.add_metric(["free"], num_free)
     epoch = declared.gauge_family(declared.PLAN_EPOCH)
     epoch.add_metric([], state.applied_epoch)
     yield from (running, waiting, blocks, epoch)
@@ -146,6 +154,12 @@ def state_families(state: WorkerState) -> Iterator[Metric]:
         kv_bytes = declared.gauge_family(declared.KV_BYTES_PER_TOKEN)
         kv_bytes.add_metric([], state.model.kv_bytes_per_token)
         yield kv_bytes
+    if state.kv is not None:
+        errors = declared.gauge_family(declared.KV_QUANTIZATION_ERROR)
+        for layer, error in enumerate(state.kv.quantization_errors):
+            if error is not None:
+                errors.add_metric([str(layer)], error)
+        yield errors
 
 
 def load_families(load: LoadReport) -> Iterator[Metric]:

@@ -103,10 +103,8 @@ def test_uninstalling_the_chart_keeps_the_definitions() -> None:
 def test_explain_says_what_is_not_honoured_yet() -> None:
     spec = schema_of(deployment_crd())["properties"]["spec"]["properties"]
     assert "not honoured yet" in spec["topology"]["properties"]["pack"]["description"]
-    assert (
-        "besides the default: auto, fp32, bf16"
-        in spec["kvCache"]["properties"]["dtype"]["description"]
-    )
+    autoscaling = spec["autoscaling"]["properties"]["mode"]["description"]
+    assert "besides the default: External" in autoscaling
     assert "honoured" not in spec["replicas"]["description"]
 
 

@@ -19,7 +19,7 @@ from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace
 
 MAX_TOKENS = 10
-KV_DTYPES = ["fp32", "bf16", "nvfp4"]
+KV_DTYPES = ["fp32", "bf16", "k8v4", "nvfp4", "mxfp4"]
 
 
 @pytest.fixture(scope="module", params=["top2-bf16", "top4-fp32"])

@@ -1,32 +1,33 @@
-"""The paged KV cache of one rank: how many blocks fit, and their bytes.
+"""The paged KV cache of one rank: its blocks, and what storing tokens in them costs.
 
-The size is computed and refused in numbers before anything is allocated.
-Neighbours: `blocks` says who owns a block, `moe_kernels.kv_pages` is the layout and the code of
-each format, `moe_worker.model.config` the bytes of a token.
+Allocated once, with the size that `kv_size` planned. Neighbours: `blocks` says who owns a block,
+`kv_scales` gives scales that are not the format's, `moe_kernels.kv_pages` is the layout of each
+format, `moe_worker.model.kv_layout` says which format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 
 from moe_api.worker import KvConfig
 from moe_kernels import kv_pages
-from moe_kernels.kv_pages import KvPages
+from moe_kernels.kv_pages import KvPages, LayerScales
 from moe_worker.model.config import ModelArchitecture
-from moe_worker.model.kv_layout import kv_bytes_per_token, kv_format, kv_shape
+from moe_worker.model.kv_layout import kv_format, kv_shape
 
-
-class KvDoesNotFit(ValueError):
-    """The cache that was asked for and the memory there is do not go together."""
+STEPS_PER_SAMPLE = 4
+"""Steps between two samples of the quantisation error, each of one layer and a few tokens."""
 
 
 @dataclass(frozen=True)
 class KvCache:
     layers: tuple[KvPages, ...]
     block_size: int
+    _steps: Iterator[int] = field(default_factory=count, compare=False, repr=False)
 
     @classmethod
     def allocate(
@@ -35,13 +36,19 @@ class KvCache:
         config: KvConfig,
         num_blocks: int,
         device: str | torch.device = "cpu",
+        scales: Sequence[LayerScales] | None = None,
     ) -> KvCache:
-        """Zeroed pages for every layer. Raises KvFormatError if the format cannot hold them."""
+        """Zeroed pages for every layer; `scales` of each layer, absent = the format's own.
+
+        Raises KvFormatError if the format cannot hold them.
+        """
         chosen, shape = kv_format(arch, config), kv_shape(arch)
         return cls(
             layers=tuple(
-                kv_pages.allocate_pages(chosen, shape, num_blocks, config.block_size, device)
-                for _ in range(arch.num_layers)
+                kv_pages.allocate_pages(
+                    chosen, shape, num_blocks, config.block_size, device, of_layer
+                )
+                for of_layer in scales or [LayerScales()] * arch.num_layers
             ),
             block_size=config.block_size,
         )
@@ -54,6 +61,26 @@ class KvCache:
     def num_bytes(self) -> int:
         return sum(pages.num_bytes for pages in self.layers)
 
+    @property
+    def quantization_errors(self) -> list[float | None]:
+        """Relative L2 error of each layer's newest sample; None before its first."""
+        return [pages.probe.relative_error for pages in self.layers]
+
+    @property
+    def scales(self) -> dict[str, list[float]]:
+        """Global scales in use by side, layer after layer; empty for formats without."""
+        of_layers = [pages.global_scales for pages in self.layers]
+        # Six digits give back what a file said in decimals; the codes use float32.
+        return {
+            side: [float(f"{scales[side]:.6g}") for scales in of_layers] for side in of_layers[0]
+        }
+
+    def begin_step(self) -> None:
+        """Now and then the coming step looks at what quantising costs in one layer, in turn."""
+        sample, rest = divmod(next(self._steps), STEPS_PER_SAMPLE)
+        if rest == 0:
+            self.layers[sample % len(self.layers)].probe.wanted = True
+
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (from, to), byte by byte, in every layer; no target is a source."""
         if not copies:
@@ -62,54 +89,3 @@ class KvCache:
             for stored in pages.tensors:
                 sources, targets = torch.tensor(copies, device=stored.device).unbind(1)
                 stored[targets] = stored[sources]
-
-
-@dataclass(frozen=True)
-class KvSize:
-    num_blocks: int
-    max_model_len: int
-    """Longest sequence served: what was asked for, or what model and cache allow."""
-    bytes_per_block: int
-
-
-def plan_blocks(
-    arch: ModelArchitecture,
-    config: KvConfig,
-    *,
-    memory_bytes: int,
-    reserved_bytes: int,
-    max_running: int,
-    max_model_len: int | None,
-) -> KvSize:
-    """Blocks that fit memory_bytes · memory_fraction − reserved_bytes, and the length they allow.
-
-    `memory_bytes` is what the process may use in all, `reserved_bytes` what it needs besides the
-    cache (weights, slots, exchange buffers, scratch). Never more blocks than `max_running`
-    sequences of the longest length could fill. Raises KvDoesNotFit naming the numbers.
-    """
-    longest = max_model_len or arch.max_positions
-    if longest > arch.max_positions:
-        raise KvDoesNotFit(
-            f"model.maxModelLen {longest} exceeds the model's {arch.max_positions} positions"
-        )
-    per_block = kv_bytes_per_token(arch, config) * config.block_size
-    usable = int(memory_bytes * config.memory_fraction) - reserved_bytes
-    fitting = max(0, usable // per_block)
-    useful = max_running * -(-longest // config.block_size)
-    num_blocks = min(fitting, useful) if config.blocks is None else config.blocks
-    needed = -(-longest // config.block_size) if max_model_len else 1
-    if config.blocks is not None and config.blocks > fitting:
-        raise KvDoesNotFit(
-            f"kvCache.blocks {config.blocks} need {config.blocks * per_block} bytes "
-            f"({per_block} each), {max(0, usable)} are free: {config.memory_fraction:g} of "
-            f"{memory_bytes} less {reserved_bytes} for weights and buffers; give fewer blocks "
-            "or more memory"
-        )
-    if num_blocks < needed:
-        raise KvDoesNotFit(
-            f"the KV cache has {num_blocks} blocks of {config.block_size} tokens, at least "
-            f"{needed} are needed (model.maxModelLen {max_model_len}); {max(0, usable)} bytes are "
-            f"free: {config.memory_fraction:g} of {memory_bytes} less {reserved_bytes} for weights "
-            "and buffers; give more memory, a shorter maxModelLen or a smaller kvCache.dtype"
-        )
-    return KvSize(num_blocks, min(longest, num_blocks * config.block_size), per_block)

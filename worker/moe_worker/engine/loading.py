@@ -1,8 +1,8 @@
 """Everything that a rank allocates, once, when the first plan tells how many slots it has.
 
-In this order, so that what must fit is counted before the cache takes the rest: shared weights,
-expert slots, exchange buffers, KV blocks. Neighbours: `preparation` calls it and then fills the
-slots; the engine steps with the result.
+All of it is counted first (`memory_plan`), so that what does not fit is refused before anything is
+taken, and nothing grows later. Neighbours: `preparation` calls it and then fills the slots; the
+engine steps with the result.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import threading
 from dataclasses import dataclass
 
 from moe_api.plan import SlotsLRS
+from moe_kernels.attention_memory import scratch_bytes
 from moe_worker.engine.blocks import BlockPool
-from moe_worker.engine.kv import KvCache, plan_blocks
+from moe_worker.engine.kv import KvCache
+from moe_worker.engine.kv_scales import layer_scales
+from moe_worker.engine.kv_size import KvSize, Memory, plan_blocks
 from moe_worker.engine.memory import memory_limit_bytes
 from moe_worker.engine.runner import Runner
 from moe_worker.engine.scheduler import Scheduler, SchedulerLimits
@@ -22,11 +25,14 @@ from moe_worker.expert.dispatch import DispatchShape, buffer_bytes
 from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
 from moe_worker.model.config import ModelArchitecture
+from moe_worker.model.spec import LatentSpec
 from moe_worker.model.transformer import Transformer
 from moe_worker.model.weights import Checkpoint, ExpertWeights
 
 SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN = 4 * 16
 """Activations of a step: some sixteen float32 rows of the hidden size are alive at a time."""
+LOGIT_BYTES = 4 * 2
+"""A sequence's logits, float32, and what sampling makes of them."""
 PROCESS_BYTES = 512 << 20
 """Interpreter and libraries."""
 
@@ -47,9 +53,11 @@ class Loader:
     def __init__(
         self, settings: EngineSettings, arch: ModelArchitecture, checkpoint: Checkpoint
     ) -> None:
+        """Raises KvFormatError or KvScalesUnusable: model and KV options do not go together."""
         self.arch = arch
         self.loaded: Loaded | None = None
         self._settings, self._checkpoint = settings, checkpoint
+        self._kv_scales = layer_scales(checkpoint.path, arch, settings.config.kv)
         self._lock = threading.Lock()
 
     @property
@@ -90,28 +98,14 @@ class Loader:
 
     def _load(self, num_layers: int, num_ranks: int, num_slots: int) -> Loaded:
         arch, config, device = self.arch, self._settings.config, self._settings.config.device
+        limits = config.scheduler
+        size = self.memory_plan(num_layers, num_ranks, num_slots)
         shared = self._checkpoint.load_shared(device)
         bank = ExpertBank(
             num_layers, num_slots, arch.expert.intermediate, arch.hidden, self._checkpoint.dtype,
             device, arch.expert.bias,
         )  # fmt: skip
-        limits = config.scheduler
-        reserved_bytes = (
-            shared.num_bytes
-            + num_layers * num_slots * bank.bytes_per_expert
-            + buffer_bytes(self.dispatch_shape(num_slots), num_ranks)
-            + limits.max_batched_tokens * arch.hidden * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
-            + (PROCESS_BYTES if device == "cpu" else 0)
-        )
-        size = plan_blocks(
-            arch,
-            config.kv,
-            memory_bytes=self._settings.memory_bytes or memory_limit_bytes(),
-            reserved_bytes=reserved_bytes,
-            max_running=limits.max_running,
-            max_model_len=config.model.max_model_len,
-        )
-        cache = KvCache.allocate(arch, config.kv, size.num_blocks, device)
+        cache = KvCache.allocate(arch, config.kv, size.num_blocks, device, self._kv_scales)
         scheduler = Scheduler(
             SchedulerLimits(
                 max_running=limits.max_running,
@@ -119,6 +113,7 @@ class Loader:
                 max_queued=limits.max_queued,
                 max_model_len=size.max_model_len,
                 block_size=config.kv.block_size,
+                prefix_caching=config.kv.prefix_caching,
             ),
             BlockPool(size.num_blocks),
         )
@@ -130,4 +125,35 @@ class Loader:
             counters=counters,
             layers=ExpertLayers(bank, counters, arch.router, arch.expert.act),
             max_model_len=size.max_model_len,
+        )
+
+    def memory_plan(self, num_layers: int, num_ranks: int, num_slots: int) -> KvSize:
+        """What is left for the cache beside everything else; nothing is allocated.
+
+        Raises KvDoesNotFit with the numbers.
+        """
+        arch, config, limits = self.arch, self._settings.config, self._settings.config.scheduler
+        attention = arch.attention
+        is_latent = isinstance(attention, LatentSpec)
+        vector = attention.kv_elements if is_latent else arch.grouped_query.head_dim
+        reserved_bytes = (
+            self._checkpoint.shared_bytes
+            + num_layers * num_slots * arch.bytes_per_expert
+            + buffer_bytes(self.dispatch_shape(num_slots), num_ranks)
+            + limits.max_batched_tokens * arch.hidden * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
+            + limits.max_running * arch.vocab_size * LOGIT_BYTES
+            + (PROCESS_BYTES if config.device == "cpu" else 0)
+        )
+        return plan_blocks(
+            arch,
+            config.kv,
+            Memory(
+                limit_bytes=self._settings.memory_bytes or memory_limit_bytes(),
+                reserved_bytes=reserved_bytes,
+                scratch_bytes=lambda longest: scratch_bytes(
+                    attention.num_heads, vector, attention.kv_elements, longest
+                ),
+            ),
+            max_running=limits.max_running,
+            max_model_len=config.model.max_model_len,
         )

@@ -6,11 +6,13 @@ Nothing is counted here; every figure is read from where it lives.
 from __future__ import annotations
 
 from moe_api.load import LoadReport
-from moe_api.worker import WorkerState
+from moe_api.worker import KvState, WorkerState
+from moe_worker.engine.loading import Loader
 from moe_worker.engine.loop import EngineLoop
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.expert.bank import SlotsLS
 from moe_worker.model import config as model_config
+from moe_worker.model.kv_layout import kv_format
 
 _CONSISTENT_READS = 5
 
@@ -46,7 +48,9 @@ def worker_state(settings: EngineSettings, loop: EngineLoop, now_seconds: float)
         requests_running=scheduler.num_running if scheduler is not None else 0,
         requests_waiting=scheduler.num_waiting if scheduler is not None else 0,
         kv_blocks_used=scheduler.blocks.num_used if scheduler is not None else 0,
+        kv_blocks_cached=scheduler.blocks.num_cached if scheduler is not None else 0,
         kv_blocks_total=scheduler.blocks.num_blocks if scheduler is not None else 0,
+        kv=_kv_state(settings, loader),
         last_error=waiting_for or loop.last_error,
         error_reason=failure.reason if failure is not None else None,
     )
@@ -74,6 +78,18 @@ def load_report(settings: EngineSettings, loop: EngineLoop, now_seconds: float) 
         max_step_gap_millis=gaps.longest_seconds * 1e3 if gaps is not None else 0.0,
         median_step_gap_millis=gaps.median_seconds * 1e3 if gaps is not None else 0.0,
         invalid_expert_ids=counts.invalid_expert_ids if counts is not None else 0,
+    )
+
+
+def _kv_state(settings: EngineSettings, loader: Loader) -> KvState | None:
+    if loader.loaded is None:
+        return None
+    cache = loader.loaded.runner.kv
+    return KvState(
+        format=kv_format(loader.arch, settings.config.kv).name,
+        bytes=cache.num_bytes,
+        scales=cache.scales,
+        quantization_errors=cache.quantization_errors,
     )
 
 

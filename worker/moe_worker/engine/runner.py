@@ -34,6 +34,8 @@ class Runner:
         """
         device = self.transformer.shared.embedding_VH.device
         self.kv.copy_blocks(schedule.copies)
+        if schedule.entries:
+            self.kv.begin_step()
         batch = build_batch(schedule, self.kv.block_size, device)
         logits = self.transformer.forward(batch, self.kv, moe)
         rows = logit_rows(schedule)

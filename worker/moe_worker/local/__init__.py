@@ -14,6 +14,8 @@ from pathlib import Path
 
 from moe_placement.decision.decide import Mode
 
+KV_CHOICES = ("auto", "fp32", "bf16", "fp8", "k8v4", "nvfp4", "mxfp4")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("model")
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="weights are held in this dtype (default: the checkpoint's)",
     )  # fmt: skip
     model.add_argument(
-        "--kv", choices=("auto", "fp32", "bf16", "nvfp4"), default="nvfp4",
+        "--kv", choices=KV_CHOICES, default="nvfp4",
         help="format of the KV cache (default: %(default)s)",
     )  # fmt: skip
     group = parser.add_argument_group("group")
