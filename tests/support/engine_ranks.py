@@ -57,7 +57,12 @@ class Running:
     ) -> None:  # fmt: skip
         worker_config = WorkerConfig(
             model=ModelConfig(path=str(model), served_name="test"),
-            kv=KvConfig(dtype=config.pop("kv", "fp32"), blocks=config.pop("blocks", 64)),
+            kv=KvConfig(
+                dtype=config.pop("kv", "fp32"),
+                blocks=config.pop("blocks", 64),
+                # Off unless asked for, so that comparisons compute everything again.
+                prefix_caching=config.pop("prefix_caching", False),
+            ),
             scheduler=SchedulerConfig(
                 max_running=8,
                 max_batched_tokens=config.pop("max_batched_tokens", 64),

@@ -4,9 +4,11 @@ pure function of the tokens before it, so whoever is computed wrongly gets anoth
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -289,24 +291,202 @@ def test_a_request_that_never_fits_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("steps", range(8))
-def test_d01_abort_in_any_state_frees_everything(steps: int) -> None:
-    """Queued, in the middle of prefill, decoding, preempted: the pool is as before."""
+@pytest.mark.parametrize("num_texts", [1, 6])
+def test_d01_abort_after_any_number_of_steps_frees_everything(steps: int, num_texts: int) -> None:
+    """All at once, while a step is under way, with prompts alike and not: the pool is as before."""
     scheduler = make(num_blocks=10, max_batched_tokens=5, max_queued=20)
     kv = FakeKv(scheduler)
     for round_ in range(25):
         names = [f"{round_}-{i}" for i in range(6)]
-        for name in names:
-            scheduler.add(seq(name, 9, 9))
+        for i, name in enumerate(names):
+            scheduler.add(seq(name, 9, 9, text=i % num_texts))
         for _ in range(steps):
             schedule = scheduler.schedule()
             scheduler.commit(schedule, kv.run(schedule))
         schedule = scheduler.schedule()
         tokens = kv.run(schedule)
-        assert all(scheduler.abort(name) for name in names)
+        for name in names:
+            scheduler.abort(name)
         assert scheduler.commit(schedule, tokens) == []
         scheduler.check_integrity()
         assert scheduler.blocks.num_used == 0
         assert not scheduler.has_work
+
+
+def is_queued(request: Sequence) -> bool:
+    return request.num_starts == 0
+
+
+def is_in_its_second_piece(request: Sequence) -> bool:
+    """Of four: a prompt of 16 tokens in pieces of 4."""
+    return 4 <= request.num_computed < 8
+
+
+def is_decoding(request: Sequence) -> bool:
+    return len(request.output) >= 2 and bool(request.block_table)
+
+
+def is_preempted(request: Sequence) -> bool:
+    return request.num_starts > 0 and not request.block_table
+
+
+@pytest.mark.parametrize("state", [is_queued, is_in_its_second_piece, is_decoding, is_preempted])
+def test_d01_two_hundred_aborts_in_one_state_leak_nothing(
+    state: Callable[[Sequence], bool],
+) -> None:
+    """Also of a request whose step waits for a reply that never comes: half of the aborts fall
+    between a schedule and its commit, and half of those schedules are never committed."""
+    scheduler = make(num_blocks=14, max_batched_tokens=4, max_queued=20, max_model_len=48)
+    kv = FakeKv(scheduler)
+    known: dict[str, Sequence] = {}
+    num_aborted = 0
+    for number in range(10_000):
+        if num_aborted == 200:
+            break
+        while scheduler.num_waiting < 4:
+            name = f"{number}-{scheduler.num_waiting}-{scheduler.num_running}"
+            added = seq(name, 16, 24, text=number % 7)
+            scheduler.add(added)
+            known[name] = added
+        schedule = scheduler.schedule()
+        tokens = kv.run(schedule)
+        aborted = next((r for r in known.values() if state(r)), None)
+        if aborted is not None and number % 2:
+            del known[aborted.request_id]
+            assert scheduler.abort(aborted.request_id)
+            num_aborted += 1
+            assert (aborted.block_table, aborted.copied_from) == ([], None)
+            assert not any(entry.seq is aborted for entry in scheduler.schedule().entries)
+            scheduler.check_integrity()
+            if number % 4 == 1:
+                continue
+        for done in scheduler.commit(schedule, tokens):
+            del known[done.request_id]
+        scheduler.check_integrity()
+    assert num_aborted == 200
+    for name in list(known):
+        scheduler.abort(name)
+    scheduler.check_integrity()
+    assert scheduler.blocks.num_used == 0
+    assert scheduler.blocks.num_available == 14
+
+
+def test_d01_a_block_that_waits_to_be_copied_is_not_handed_out() -> None:
+    """The step that copies it fails and is run again, while the pool is under pressure."""
+    scheduler = make(num_blocks=8, max_batched_tokens=16)
+    kv = FakeKv(scheduler)
+    scheduler.add(seq("first", 8, 1))
+    run_to_end(scheduler, kv)
+    scheduler.add(seq("again", 8, 4))
+    for other in range(1, 4):
+        scheduler.add(seq(f"other-{other}", 16, 4, text=other))
+    schedule = scheduler.schedule()
+    ((source, _),) = schedule.copies
+    for _ in range(3):  # the step fails
+        kv.run(schedule)
+        assert scheduler.schedule() == schedule
+        assert not any(source in entry.seq.block_table[1:] for entry in schedule.entries)
+    assert scheduler.abort("again")
+    scheduler.check_integrity()
+    finished = run_to_end(scheduler, kv)
+    assert len(finished) == 3
+
+
+@pytest.mark.parametrize("prefix_caching", [False, True])
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 24), st.integers(1, 16), st.integers(0, 2)),
+        max_size=40,
+    ),
+    num_blocks=st.integers(10, 24),
+    max_batched_tokens=st.integers(4, 12),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_arrives_later_the_wait_of_a_request_is_bounded(
+    prefix_caching: bool,
+    arrivals: list[tuple[int, int, int, int]],
+    num_blocks: int,
+    max_batched_tokens: int,
+) -> None:
+    """At most as many steps as it and those before it have tokens; the budget holds in each."""
+    scheduler = make(
+        num_blocks=num_blocks,
+        max_batched_tokens=max_batched_tokens,
+        max_queued=100,
+        prefix_caching=prefix_caching,
+    )
+    kv = FakeKv(scheduler)
+    last_step: dict[str, int] = {}
+    alive: dict[str, Sequence] = {}
+    queue = list(arrivals)
+    pause = 0
+    for step in itertools.count():
+        while queue and pause == 0:
+            gap, prompt, max_tokens, text = queue.pop(0)
+            new = seq(f"r{len(last_step)}", prompt, max_tokens, text=text)
+            scheduler.add(new)
+            alive[new.request_id] = new
+            last_step[new.request_id] = step + sum(s.max_total_tokens for s in alive.values())
+            pause = gap
+        pause = max(0, pause - 1)
+        if not queue and not alive:
+            break
+        schedule = scheduler.schedule()
+        assert schedule.num_tokens <= max_batched_tokens
+        if alive:
+            oldest = next(iter(alive.values()))
+            assert any(entry.seq is oldest for entry in schedule.entries), "the oldest waits"
+        for done in scheduler.commit(schedule, kv.run(schedule)):
+            assert done.output == expected_text(done.prompt, done.params)
+            assert step <= last_step[done.request_id]
+            del alive[done.request_id]
+
+
+def test_a_large_request_ends_among_small_ones_that_never_stop_coming() -> None:
+    scheduler = make(num_blocks=10, max_batched_tokens=4, max_queued=4)
+    kv = FakeKv(scheduler)
+    large = seq("large", 20, 20)
+    scheduler.add(seq("before", 8, 12, text=1))
+    scheduler.add(large)
+    for step in range(100):
+        while scheduler.num_waiting < 4:
+            scheduler.add(seq(f"small-{step}-{scheduler.num_waiting}", 2, 2, text=2))
+        schedule = scheduler.schedule()
+        scheduler.commit(schedule, kv.run(schedule))
+        if large.finish_reason is not None:
+            break
+    assert large.finish_reason == "length"
+    assert step <= 60, "its tokens and those of the one before it"
+
+
+def test_what_another_begins_to_compute_in_this_step_is_waited_for_once() -> None:
+    scheduler = make(num_blocks=40, max_running=8, max_batched_tokens=40, max_queued=9)
+    requests = [seq(f"r{i}", 18, 3) for i in range(4)] + [seq("other", 5, 3, text=1)]
+    for request in requests:
+        scheduler.add(request)
+    kv = FakeKv(scheduler)
+    schedule = scheduler.schedule()
+    assert [entry.seq.request_id for entry in schedule.entries] == ["r0"]
+    scheduler.commit(schedule, kv.run(schedule))
+    schedule = scheduler.schedule()
+    sizes = {entry.seq.request_id: entry.num_tokens for entry in schedule.entries}
+    assert sizes == {"r0": 1, "r1": 2, "r2": 2, "r3": 2, "other": 5}
+    scheduler.commit(schedule, kv.run(schedule))
+    assert scheduler.blocks.num_used == 4 + 4 + 2, "four shared, one each, two of the other"
+    run_to_end(scheduler, kv)
+
+
+def test_a_full_hit_takes_one_token_of_the_budget() -> None:
+    scheduler = make(num_blocks=16, max_batched_tokens=16)
+    kv = FakeKv(scheduler)
+    scheduler.add(seq("first", 12, 2))
+    run_to_end(scheduler, kv)
+    again = seq("again", 12, 2)
+    scheduler.add(again)
+    schedule = scheduler.schedule()
+    assert (schedule.num_tokens, schedule.num_samples, len(schedule.copies)) == (1, 1, 1)
+    assert again.num_cached_tokens == 11
+    run_to_end(scheduler, kv)
 
 
 def test_a_stop_token_ends_without_being_part_of_the_text() -> None:

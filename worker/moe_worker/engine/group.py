@@ -251,6 +251,11 @@ class Group:
 
     def _end_undrawable(self, error: Undrawable) -> None:
         """End the requests that no token can be drawn for; the others' are computed again."""
+        logits = self._loaded.runner.last_logits
+        if logits is not None and not bool(logits.isfinite().all()):
+            # What was computed on the way there may be as wrong; nobody else shall begin with it.
+            with self._tools.scheduling:
+                self._loaded.scheduler.blocks.forget()
         for request_id, reason in error.reasons.items():
             with self._tools.scheduling:
                 self._loaded.scheduler.abort(request_id)

@@ -82,8 +82,7 @@ class Requests:
             request.told_prompt = True
             seq = request.seq
             self._observer.prompt_computed(len(seq.prompt), seq.num_cached_tokens)
-            known = tuple(request.seq.prompt_logprobs)
-            self._send(request, Prompt(request.seq.num_cached_tokens, known))
+            self._send(request, Prompt(seq.num_cached_tokens, tuple(seq.prompt_logprobs)))
 
     def tell_tokens(self, request_id: str, logprobs: TokenLogprobs | None = None) -> None:
         """Send what its sequence has got and the request was not told yet; `logprobs` are those of
