@@ -30,7 +30,7 @@ from moe_api.plan import (
 from moe_api.worker import KvConfig, ModelConfig, SchedulerConfig, WorkerConfig, WorkerState
 from moe_worker.control import control_app
 from moe_worker.engine.engine import Engine
-from moe_worker.engine.events import Event, Finished, Token
+from moe_worker.engine.events import Event, Finished, Prompt, Token
 from moe_worker.engine.fence import PlanAnswer
 from moe_worker.engine.sequence import SamplingParams
 from moe_worker.engine.settings import EngineSettings
@@ -47,6 +47,8 @@ class Result:
 
     tokens: list[int] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
+    cached_tokens: int | None = None
+    """Of the prompt; told once, before the first token."""
     finished: Finished | None = None
 
 
@@ -97,7 +99,10 @@ class Running:
         result = self.results[request_id] = Result()
 
         def on_event(event: Event) -> None:
-            if isinstance(event, Token):
+            if isinstance(event, Prompt):
+                assert (result.cached_tokens, result.tokens) == (None, []), "told once, and first"
+                result.cached_tokens = event.cached_tokens
+            elif isinstance(event, Token):
                 assert event.index == len(result.tokens)
                 result.tokens.append(event.token_id)
             else:
