@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from moe_worker.model.families import mixtral
+from moe_worker.model.families import (
+    granite_moe,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_moe,
+)
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
 from moe_worker.model.spec import ModelUnreadable
 
-FAMILIES: tuple[Family, ...] = (mixtral.FAMILY,)
+FAMILIES: tuple[Family, ...] = (
+    mixtral.FAMILY,
+    qwen2_moe.FAMILY,
+    qwen3_moe.FAMILY,
+    olmoe.FAMILY,
+    granite_moe.FAMILY,
+)
 
 
 def find_family(config: Fields) -> Family:
