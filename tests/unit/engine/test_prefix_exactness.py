@@ -20,7 +20,7 @@ from tests.support.one_rank import OneRank, Trace, run_all
 MAX_TOKENS = 6
 LENGTHS = (5, 16, 17, 32, 48, 75)
 """Below, at and above whole blocks of 16: from a whole one the last token is computed in a copy."""
-KV_DTYPES = ["fp32", "bf16", "nvfp4"]
+KV_DTYPES = ["fp32", "k8v4", "nvfp4"]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_requests_that_arrive_together_share_their_prompt(
 def test_preempted_sequences_resume_from_the_cache_with_the_same_bits(
     rank: OneRank, cold: tuple[Any, list[Trace]]
 ) -> None:
-    """Each of three requests grows to six blocks; the pool holds twelve."""
+    """Each of three requests grows to six blocks; the pool holds fourteen."""
     kv_dtype, _ = cold
     many = prompts(seed=3, lengths=(60, 62, 64))
     alone = [
