@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moe_worker.model.families import (
+    gpt_oss,
     granite_moe,
     mixtral,
     olmoe,
@@ -19,6 +20,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_moe.FAMILY,
     olmoe.FAMILY,
     granite_moe.FAMILY,
+    gpt_oss.FAMILY,
 )
 
 
