@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-CASES = ("d01", "d04", "d06", "d07", "d09")
+CASES = ("d01", "d04", "d06", "d07", "d08", "d09", "d10")
 _SKIPS = {"skip", "skipif", "xfail", "importorskip"}
 
 
