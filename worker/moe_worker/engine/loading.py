@@ -31,8 +31,10 @@ from moe_worker.model.weights import Checkpoint, ExpertWeights
 
 SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN = 4 * 16
 """Activations of a step: some sixteen float32 rows of the hidden size are alive at a time."""
-LOGIT_BYTES = 4 * 2
-"""A sequence's logits, float32, and what sampling makes of them."""
+FLOAT_BYTES = 4
+LOGIT_COPIES = 3
+"""Of a running sequence's logits, which sampling makes, beside the model's own: a request may want
+those of every token of a step."""
 PROCESS_BYTES = 512 << 20
 """Interpreter and libraries."""
 
@@ -127,6 +129,13 @@ class Loader:
             max_model_len=size.max_model_len,
         )
 
+    @property
+    def _widened_bytes(self) -> int:
+        """The largest matrix, which its product reads as float32."""
+        arch = self.arch
+        rows = max(arch.vocab_size, 2 * arch.expert.intermediate, 2 * arch.dense_intermediate)
+        return rows * arch.hidden * FLOAT_BYTES
+
     def memory_plan(self, num_layers: int, num_ranks: int, num_slots: int) -> KvSize:
         """What is left for the cache beside everything else; nothing is allocated.
 
@@ -141,7 +150,10 @@ class Loader:
             + num_layers * num_slots * arch.bytes_per_expert
             + buffer_bytes(self.dispatch_shape(num_slots), num_ranks)
             + limits.max_batched_tokens * arch.hidden * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
-            + limits.max_running * arch.vocab_size * LOGIT_BYTES
+            + (limits.max_batched_tokens + LOGIT_COPIES * limits.max_running)
+            * (arch.vocab_size * FLOAT_BYTES)
+            + self._widened_bytes
+            + arch.max_positions * arch.rope.dim * FLOAT_BYTES  # cosines and sines
             + (PROCESS_BYTES if config.device == "cpu" else 0)
         )
         return plan_blocks(

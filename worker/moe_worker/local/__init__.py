@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import ipaddress
 from pathlib import Path
+from typing import get_args
 
+from moe_api.worker import KvConfig
 from moe_placement.decision.decide import Mode
 
-KV_CHOICES = ("auto", "fp32", "bf16", "fp8", "k8v4", "nvfp4", "mxfp4")
+KV_CHOICES = get_args(KvConfig.model_fields["dtype"].annotation)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
