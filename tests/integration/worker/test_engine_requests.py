@@ -14,7 +14,7 @@ from moe_api.plan import GroupPlan, Member, PlanError, encode_layers
 from moe_api.worker import KvConfig, ModelConfig, SchedulerConfig, WorkerConfig, WorkerPhase
 from moe_placement.initial import contiguous
 from moe_worker.engine.engine import Engine
-from moe_worker.engine.events import Event, Finished, NotAdmitting, Token
+from moe_worker.engine.events import Event, Finished, NotAdmitting, Prompt, Token
 from moe_worker.engine.scheduler import QueueFull, RequestTooLong
 from moe_worker.engine.sequence import SamplingParams
 from moe_worker.engine.settings import EngineSettings
@@ -199,6 +199,35 @@ def test_logits_that_are_not_finite_end_their_request_alone(engine: Engine) -> N
     assert healthy.end().reason == "length"
     assert healthy.tokens == wanted.tokens
     assert engine.healthy
+
+
+def test_a_prompt_that_is_known_is_told_as_cached(engine: Engine) -> None:
+    prompt = list(range(1, 41))
+    first, second = Listener(), Listener()
+    engine.submit("a", prompt, GREEDY, first)
+    first.end()
+    wait_until(lambda: engine.state().kv_blocks_cached == 2, "its full blocks are kept")
+    engine.submit("b", prompt, GREEDY, second)
+    second.end()
+    assert (first.events[0], second.events[0]) == (Prompt(0), Prompt(32))
+    assert second.tokens == first.tokens
+
+
+def test_what_led_to_logits_that_are_not_finite_is_not_kept(engine: Engine) -> None:
+    """A prompt of two steps, of which the first is committed, spoils what it computed."""
+    loaded = engine.loader.loaded
+    assert loaded is not None
+    embedding_VH = loaded.runner.transformer.shared.embedding_VH
+    sound = embedding_VH[95].clone()
+    embedding_VH[95] = torch.nan
+    prompt = [95, *range(1, 40)]
+    spoilt, cured = Listener(), Listener()
+    engine.submit("spoilt", prompt, GREEDY, spoilt)
+    assert spoilt.end().reason == "error"
+    embedding_VH[95] = sound
+    engine.submit("cured", prompt, GREEDY, cured)
+    assert cured.end().reason == "length"
+    assert cured.events[0] == Prompt(0)
 
 
 def test_stopping_ends_every_request(engine: Engine) -> None:

@@ -12,12 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from moe_worker.engine.block_tables import BlockTables, Start
 from moe_worker.engine.blocks import BlockPool, OutOfBlocks
+from moe_worker.engine.events import TokenLogprobs
 from moe_worker.engine.prefix_index import Digest, PrefixIndex, chain_digest, pack
 from moe_worker.engine.sequence import SamplingParams, Sequence
 
 NUM_BLOCKS = 10
 BLOCK_SIZE = 2
 PARAMS = SamplingParams(max_tokens=100)
+JUDGED = SamplingParams(max_tokens=100, prompt_logprobs=0)
 
 
 def colliding_digest(parent: bytes, tokens: bytes) -> bytes:
@@ -29,7 +31,7 @@ class Tables(RuleBasedStateMachine):
     """Sequences over two token ids, so that they begin alike all the time. `places` stands for the
     bytes: what each place of each block was computed from."""
 
-    digest: ClassVar[Digest] = staticmethod(chain_digest)
+    digest: ClassVar[Digest] = chain_digest
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,9 +40,17 @@ class Tables(RuleBasedStateMachine):
         self.seqs: list[Sequence] = []
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), data=st.data())
-    def begin(self, prompt: list[int], data: st.DataObject) -> None:
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        num_judged=st.none() | st.integers(0, 9),
+        data=st.data(),
+    )
+    def begin(self, prompt: list[int], num_judged: int | None, data: st.DataObject) -> None:
+        """`num_judged`: tokens whose probabilities are known, of a prompt that wants them all."""
         seq = Sequence(f"s{len(self.seqs)}", tuple(prompt), PARAMS)
+        if num_judged is not None and num_judged < len(prompt) - 1:
+            seq.params = JUDGED
+            seq.prompt_logprobs = [TokenLogprobs(0, 0.0)] * num_judged
         starts = self.tables.starts(seq)
         cached = [start.num_cached_tokens for start in starts]
         assert cached == sorted(cached, reverse=True)
@@ -54,7 +64,7 @@ class Tables(RuleBasedStateMachine):
             return
         self.tables.begin(seq, start)
         assert self.pool.num_available == available - taken
-        assert seq.num_computed < seq.num_tokens, "nothing is left to draw a token from"
+        assert seq.num_computed <= seq.first_wanted, "logits that are wanted are never computed"
         if start.copied is not None:
             for offset in range(BLOCK_SIZE):
                 source = self.places[start.copied.block, offset]
@@ -119,15 +129,13 @@ class Tables(RuleBasedStateMachine):
 
 
 class CollidingTables(Tables):
-    digest = staticmethod(colliding_digest)
+    digest = colliding_digest
 
 
-class TestTables(Tables.TestCase):
-    settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
-
-
-class TestCollidingTables(CollidingTables.TestCase):
-    settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Tables.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CollidingTables.TestCase.settings = Tables.TestCase.settings
+TestTables = Tables.TestCase
+TestCollidingTables = CollidingTables.TestCase
 
 
 def make(num_blocks: int = NUM_BLOCKS, prefix_caching: bool = True) -> BlockTables:
@@ -223,6 +231,18 @@ def test_the_same_tokens_elsewhere_are_not_a_hit() -> None:
     for other in ((3, 4, 1), (9, 2, 3, 4, 5), (1, 2, 1, 2, 5), (0, 1, 2, 3, 4)):
         hits = tables.starts(Sequence("r", other, PARAMS))[0].num_cached_tokens
         assert hits == (2 if other[:2] == (1, 2) else 0)
+
+
+def test_a_prompt_that_is_to_be_judged_is_computed_as_far_as_it_is_not() -> None:
+    tables = make()
+    run(tables, (1, 2, 3, 4, 5, 6, 7))
+    seq = Sequence("r", (1, 2, 3, 4, 5, 6, 7), JUDGED)
+    assert tables.starts(seq)[0].num_cached_tokens == 0
+    seq.prompt_logprobs = [TokenLogprobs(0, 0.0)] * 3
+    copy, plain = tables.starts(seq)
+    assert (copy.num_cached_tokens, plain.num_cached_tokens) == (3, 2)
+    tables.begin(seq, copy)
+    assert tables.copy_for(seq) == (seq.copied_from, seq.block_table[1])
 
 
 def test_switched_off_nothing_is_found_or_kept() -> None:

@@ -75,7 +75,7 @@ class Blocks(RuleBasedStateMachine):
     def share_what_is_cached(self, data: st.DataObject) -> None:
         if not self.let_go:
             return
-        chain = []
+        chain: list[int] = []
         prefix: Prefix | None = self.kept[data.draw(st.sampled_from(self.let_go))]
         while prefix is not None:
             assert self.pool.prefixes.find(prefix.parent, prefix.tokens) is prefix

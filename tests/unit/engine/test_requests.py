@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 import pytest
 
-from moe_worker.engine.events import Event, Finished, Token
+from moe_worker.engine.events import Event, Finished, Prompt, Token
 from moe_worker.engine.observer import Unobserved
 from moe_worker.engine.requests import Requests
 from moe_worker.engine.sequence import SamplingParams, Sequence
@@ -27,6 +28,26 @@ def test_tokens_come_once_in_order_and_then_one_end() -> None:
     requests.finish("a", "error", "too late")
     assert told == [Token(7, 0), Token(8, 1), Token(9, 2), Finished("length", None, 3, 3)]
     assert len(requests) == 0
+
+
+def test_a_computed_prompt_is_told_and_reported_once() -> None:
+    class Reports(Unobserved):
+        prompts: ClassVar[list[tuple[int, int]]] = []
+
+        def prompt_computed(self, num_tokens: int, num_cached_tokens: int) -> None:
+            self.prompts.append((num_tokens, num_cached_tokens))
+
+    told: list[Event] = []
+    reports = Reports()
+    requests, seq = Requests(reports), sequence()
+    seq.num_cached_tokens = 2
+    requests.add(seq, told.append)
+    requests.tell_prompt("a", (), done=False)
+    assert told == []
+    for _ in range(3):
+        requests.tell_prompt("a", (), done=True)
+    assert told == [Prompt(2)]
+    assert reports.prompts == [(3, 2)]
 
 
 def test_only_what_is_known_can_be_cancelled() -> None:

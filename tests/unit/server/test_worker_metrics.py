@@ -8,7 +8,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from moe_api.load import LoadReport
 from moe_api.worker import ModelShape, WorkerPhase, WorkerState
 from moe_worker.expert_tokens import ExpertTokens
-from moe_worker.metrics import MAX_EXPERT_SERIES, EngineCollector, WorkerMetrics, held_experts
+from moe_worker.metrics import (
+    MAX_EXPERT_SERIES,
+    EngineCollector,
+    WorkerMetrics,
+    held_experts,
+    state_families,
+)
 from tests.support.fake_engine import FakeEngine
 
 NUM_LAYERS, NUM_SLOTS = 58, 10
@@ -55,6 +61,7 @@ def full_metrics() -> tuple[WorkerMetrics, str]:
         metrics.sent(scope, 100)
     metrics.switched(2, 0.02)
     metrics.kernels("reference")
+    metrics.loaded(2000, 5000)
     return metrics, generate_latest(metrics.registry).decode()
 
 
@@ -75,6 +82,28 @@ def test_the_busiest_experts_are_shown() -> None:
         registry.get_sample_value("moe_expert_tokens_total", {"layer": "0", "expert": "0"}) is None
     )
     assert registry.get_sample_value("moe_kv_bytes_per_token") == 9
+    assert registry.get_sample_value("moe_checkpoint_read_bytes") == 2000
+    assert registry.get_sample_value("moe_load_peak_resident_bytes") == 5000
+
+
+def test_blocks_by_state_and_what_the_prefix_cache_held_are_shown() -> None:
+    state = WorkerState(
+        incarnation="i",
+        member=0,
+        phase=WorkerPhase.SERVING,
+        kv_blocks_used=3,
+        kv_blocks_cached=5,
+        kv_blocks_total=20,
+    )
+    blocks = next(family for family in state_families(state) if family.name == "moe_kv_blocks")
+    shown = {sample.labels["state"]: sample.value for sample in blocks.samples}
+    assert shown == {"used": 3, "cached": 5, "free": 12}
+    metrics = WorkerMetrics(CollectorRegistry())
+    metrics.prompt_computed(40, 32)
+    metrics.prompt_computed(10, 0)
+    get = metrics.registry.get_sample_value
+    assert get("moe_prefix_cache_query_tokens_total") == 50
+    assert get("moe_prefix_cache_hit_tokens_total") == 32
 
 
 def test_timers_tell_the_first_token_from_the_next() -> None:
