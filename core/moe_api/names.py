@@ -42,6 +42,8 @@ CONFIG_DIR = "/etc/moe/config"
 CONFIG_FILE = "worker.json"
 CONTROL_TOKEN_DIR = "/etc/moe/control"
 CONTROL_TOKEN_FILE = "token"
+API_KEY_DIR = "/etc/moe/api"
+API_KEY_FILE = "key"
 
 # Identity handed to a worker process by the operator (downward API where Kubernetes knows it).
 ENV_NAMESPACE = "MOE_NAMESPACE"

@@ -55,6 +55,8 @@ class ApiLimits(Part):
     max_body_bytes: int = 4 * 1024 * 1024
     max_stop_strings: int = 16
     max_choices: int = 8
+    key_file: str | None = None
+    """File with the keys that clients must send one of; None = the API is open."""
 
 
 class WorkerConfig(Document):

@@ -295,6 +295,11 @@ def _volumes(
         {"name": "moe-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_LIMIT}},
         {"name": "moe-tmp", "emptyDir": {}},
     ]
+    api_key = spec.api.key_secret_ref
+    if api_key is not None:
+        items = [{"key": api_key.key, "path": names.API_KEY_FILE}]
+        secret = {"secretName": api_key.name, "items": items}
+        volumes.append({"name": "moe-api-key", "secret": secret})
     claim = model_source(spec.model.uri).claim
     if claim is not None:
         source = {"claimName": claim, "readOnly": True}
@@ -309,6 +314,9 @@ def _mounts(spec: MoEDeploymentSpec) -> list[Manifest]:
         {"name": "moe-shm", "mountPath": "/dev/shm"},
         {"name": "moe-tmp", "mountPath": "/tmp"},
     ]
+    if spec.api.key_secret_ref is not None:
+        mount = {"name": "moe-api-key", "mountPath": names.API_KEY_DIR, "readOnly": True}
+        mounts.append(mount)
     if model_source(spec.model.uri).claim is not None:
         mounts.append({"name": "moe-model", "mountPath": MODEL_MOUNT_DIR, "readOnly": True})
     return mounts

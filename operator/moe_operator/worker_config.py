@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 from dataclasses import dataclass
 
+from moe_api import names
 from moe_api.deployment import MoEDeploymentSpec, memory_fraction
 from moe_api.worker import ApiLimits, KvConfig, ModelConfig, SchedulerConfig, WorkerConfig
 
@@ -82,8 +83,16 @@ def worker_config(name: str, spec: MoEDeploymentSpec) -> WorkerConfig:
             "api": ApiLimits(
                 max_body_bytes=spec.api.max_body_bytes,
                 max_stop_strings=spec.api.max_stop_strings,
+                max_choices=spec.api.max_choices,
+                key_file=_key_file(spec),
             ),
             "device": "cpu" if spec.worker.accelerator is None else "cuda",
             "drainSeconds": spec.disruption.drain_seconds,
         }
     )
+
+
+def _key_file(spec: MoEDeploymentSpec) -> str | None:
+    if spec.api.key_secret_ref is None:
+        return None
+    return posixpath.join(names.API_KEY_DIR, names.API_KEY_FILE)

@@ -13,6 +13,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from moe_api.worker import ApiLimits
+from moe_worker.api.api_key import ApiKeys
 from moe_worker.api.served_model import ServedModel
 from moe_worker.api.server import public_app
 from moe_worker.api.traffic import Traffic
@@ -71,7 +72,10 @@ class HttpWorker:
 
 @contextmanager
 def http_worker(
-    engine: ServingEngine, limits: ApiLimits | None = None, model: ServedModel | None = None
+    engine: ServingEngine,
+    limits: ApiLimits | None = None,
+    model: ServedModel | None = None,
+    keys: ApiKeys | None = None,
 ) -> Iterator[HttpWorker]:
     """Runs until the block ends; the engine is started and stopped too."""
     started = threading.Event()
@@ -92,6 +96,7 @@ def http_worker(
                     traffic,
                     metrics,
                     tokenizer_thread,
+                    keys,
                 ),
                 bind("127.0.0.1", 0),
             )

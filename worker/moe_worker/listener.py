@@ -7,13 +7,19 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 CLOSING_SECONDS = 5
 """For answers under way when the listener closes."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than most proxies keep an idle connection: they close it, not we under their feet."""
+
+
+HEADER_SECONDS = 20.0
+"""For the first line and the headers of a request."""
 
 
 class AddressInUse(OSError):
@@ -37,6 +43,38 @@ def bind(host: str, port: int) -> socket.socket:
     return bound
 
 
+class ImpatientProtocol(H11Protocol):
+    """Closes a connection on which a request has begun whose headers do not come to an end.
+
+    uvicorn itself has a time-out for idle connections only; a body has one in `api.body`.
+    """
+
+    _header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch_headers(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
 class Listener(uvicorn.Server):
     """Serves `app`; signals are left to the process, which has two of these."""
 
@@ -44,7 +82,7 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=ImpatientProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -18,6 +18,7 @@ from pathlib import Path
 from moe_api import logs, names
 from moe_api.document import DocumentError
 from moe_api.worker import WorkerConfig
+from moe_worker.api.api_key import ApiKeysUnusable
 from moe_worker.listener import AddressInUse
 from moe_worker.serve import Identity, ServeSettings, serve
 
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsed = parser.parse_args(arguments)
     try:
         sys.exit(parsed.run(parsed))
-    except (UsageError, AddressInUse) as error:
+    except (UsageError, AddressInUse, ApiKeysUnusable) as error:
         parser.exit(2, f"moe-worker: {error}\n")
 
 

@@ -11,11 +11,13 @@ import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from moe_api import names
-from moe_api.worker import WorkerConfig
+from moe_api.worker import ApiLimits, WorkerConfig
+from moe_worker.api.api_key import ApiKeys
 from moe_worker.api.served_model import ServedModel
 from moe_worker.api.server import public_app
 from moe_worker.api.traffic import Traffic
@@ -70,6 +72,7 @@ def serve(settings: ServeSettings) -> int:
 
     Raises:
         AddressInUse: a port is taken.
+        ApiKeysUnusable: the configuration names a file of keys that is none.
     """
     from moe_worker.assemble import assemble  # torch: only a process that computes pays for it
 
@@ -86,11 +89,14 @@ async def run(
 ) -> int:
     """Open both doors, run the engine, close all of it in order."""
     traffic = Traffic()
+    keys = api_keys(settings.config.api)
     shutdown = Shutdown(engine, traffic, settings.config.drain_seconds)
     metrics.registry.register(EngineCollector(engine))
     with ThreadPoolExecutor(1, "tokenizer") as tokenizer_thread:
         public = Listener(
-            public_app(engine, model, settings.config.api, traffic, metrics, tokenizer_thread),
+            public_app(
+                engine, model, settings.config.api, traffic, metrics, tokenizer_thread, keys
+            ),
             bind(settings.host, settings.http_port),
         )
         control = Listener(
@@ -112,6 +118,11 @@ async def run(
         finally:
             await asyncio.to_thread(engine.stop)
     return exit_code
+
+
+def api_keys(limits: ApiLimits) -> ApiKeys | None:
+    """None where the configuration asks for no key. Raises ApiKeysUnusable."""
+    return None if limits.key_file is None else ApiKeys(Path(limits.key_file))
 
 
 def _listen_to_signals(shutdown: Shutdown) -> None:

@@ -203,7 +203,6 @@ def test_unknown_routes_and_methods_have_openais_shape(serve: Any) -> None:
             ("GET", CHAT, 405),
             ("PUT", TEXT, 405),
             ("GET", "/docs", 404),
-            ("GET", "/openapi.json", 404),
             ("GET", names.CONTROL_STATE, 404),
             ("PUT", names.CONTROL_PLAN, 404),
             ("POST", names.CONTROL_DRAIN, 404),

@@ -176,3 +176,17 @@ def test_f07_a_long_name_fits_everywhere():
         assert len(pod["metadata"]["name"]) <= 63
         assert all(len(value) <= 63 for value in pod["metadata"]["labels"].values())
     assert pods[0]["metadata"]["name"] != pods[1]["metadata"]["name"]
+
+
+def test_the_key_of_the_public_api_is_mounted_where_the_worker_is_told_to_look():
+    api = {"keySecretRef": {"name": "keys", "key": "current"}, "maxChoices": 3}
+    pod = build(spec(api=api))
+    [volume] = [v for v in pod["spec"]["volumes"] if v["name"] == "moe-api-key"]
+    items = [{"key": "current", "path": "key"}]
+    assert volume["secret"] == {"secretName": "keys", "items": items}
+    [mount] = [m for m in worker_of(pod)["volumeMounts"] if m["name"] == "moe-api-key"]
+    config = worker_config("d", spec(api=api))
+    assert config.api.key_file == f"{mount['mountPath']}/key"
+    assert config.api.max_choices == 3
+    assert worker_config("d", spec()).api.key_file is None
+    assert hash_of(api=api) != hash_of()

@@ -53,6 +53,11 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(token) is int for token in value)
 
 
+def _whole(value: Any) -> Any:
+    """JSON has no integers: 5.0 is one in any schema, and some clients write it so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _stop_list(value: Any) -> Any:
     if isinstance(value, list) and len(value) > MOST_STOP_STRINGS:
         most = {"most": MOST_STOP_STRINGS}
@@ -103,7 +108,11 @@ LogitBias = Annotated[
         }
     ),
 ]
-Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Whole = BeforeValidator(_whole)
+Logprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Whole]
+TopK = Annotated[int, Field(ge=-1, le=2**31 - 1), Whole]
+NumChoices = Annotated[int, Field(ge=1, le=MOST_CHOICES), Whole]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), Whole]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 User = Annotated[str, Field(max_length=MAX_USER_CHARACTERS)]

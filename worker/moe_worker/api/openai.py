@@ -14,14 +14,16 @@ from pydantic_core import ErrorDetails
 from moe_api.worker import ApiLimits
 from moe_worker.api.api_error import ApiError, invalid
 from moe_worker.api.fields import (
-    MOST_CHOICES,
     Body,
     LogitBias,
     Logprobs,
     MaxTokens,
+    NumChoices,
     Penalty,
     Prompts,
+    Seed,
     Stops,
+    TopK,
     User,
 )
 from moe_worker.api.formats import NamedTool, ResponseFormat, ToolChoice, Tools
@@ -43,15 +45,15 @@ class GenerationRequest(Body):
     max_tokens: MaxTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: TopK | None = None
     """0 and -1 mean all, as in other servers."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: LogitBias | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: NumChoices | None = None
+    seed: Seed | None = None
     stop: Stops | None = None
     ignore_eos: bool | None = None
     """Go on to max_tokens, whatever the model says: for measurements."""

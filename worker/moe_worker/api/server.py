@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -15,10 +16,12 @@ from starlette.routing import Route
 from moe_api.worker import ApiLimits
 from moe_worker.api.answer import Desk
 from moe_worker.api.api_error import ApiError, model_not_found
+from moe_worker.api.api_key import ApiKeys, RequireKey
 from moe_worker.api.body import BodyReader
 from moe_worker.api.chat_choice import ChatChoice
 from moe_worker.api.completion_route import CompletionRoute, Counter, RouteKind
 from moe_worker.api.error_answers import EXCEPTION_HANDLERS
+from moe_worker.api.openapi import openapi_document
 from moe_worker.api.prepare import Prepared, prepare_chat, prepare_completion
 from moe_worker.api.replies import CHAT, TEXT
 from moe_worker.api.served_model import ServedModel
@@ -49,8 +52,10 @@ def public_app(
     traffic: Traffic,
     metrics: WorkerMetrics,
     tokenizer_thread: Executor,
+    keys: ApiKeys | None = None,
 ) -> Starlette:
-    """The public API of one worker. `model` None: it can not be served, every request gets 503."""
+    """The public API of one worker. `model` None: it can not be served, every request gets 503.
+    `keys` None: it is open to whoever reaches it."""
     desk = Desk(engine, model, traffic, metrics)
     counter = Counter(limits, BodyReader(limits.max_body_bytes), tokenizer_thread)
     chat = CompletionRoute(desk, counter, CHAT_ROUTE)
@@ -63,10 +68,12 @@ def public_app(
             Route("/v1/completions", text, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/requests/{request_id}", public.cancel, methods=["DELETE"]),
+            Route("/openapi.json", public.openapi),
             Route("/healthz", public.healthz),
             Route("/readyz", public.readyz),
             Route("/metrics", public.metrics),
         ],
+        middleware=[] if keys is None else [Middleware(RequireKey, keys=keys)],
         exception_handlers=EXCEPTION_HANDLERS,
     )
     app.router.redirect_slashes = False
@@ -98,6 +105,10 @@ class Public:
             message = f"No request {request_id[:80]!r} is under way here."
             raise ApiError(404, message, code="unknown_request")
         return JSONResponse({"id": request_id, "object": "request", "cancelled": True})
+
+    async def openapi(self, request: Request) -> Response:
+        """What this API takes and gives, for programs."""
+        return JSONResponse(await asyncio.to_thread(openapi_document))
 
     async def healthz(self, request: Request) -> Response:
         """Does the engine's loop still turn, or rest on purpose?"""
