@@ -3,6 +3,7 @@ pure function of the tokens before it, so whoever is computed wrongly gets anoth
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable
@@ -136,7 +137,7 @@ class Scheduling(RuleBasedStateMachine):
     def add(self, prompt: int, max_tokens: int, text: int) -> None:
         self.count += 1
         new = seq(f"r{self.count}", prompt, max_tokens, stop=STOP, text=text)
-        if self.scheduler.num_waiting >= self.scheduler.limits.max_queued:
+        if self.scheduler.is_full:
             with pytest.raises(QueueFull):
                 self.scheduler.add(new)
         else:
@@ -167,7 +168,7 @@ class Scheduling(RuleBasedStateMachine):
     def failed_step(self) -> None:
         first = self.scheduler.schedule()
         self.kv.run(first)
-        if self.scheduler.num_waiting < self.scheduler.limits.max_queued:
+        if not self.scheduler.is_full:
             self.add(prompt=1, max_tokens=1, text=3)  # who comes meanwhile waits for the next step
         if first.entries:
             assert self.scheduler.schedule() == first
@@ -274,13 +275,25 @@ def test_the_queue_is_never_jumped() -> None:
 
 
 def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
-    scheduler = make(max_queued=2)
+    scheduler = make(max_running=1, max_queued=2)
+    scheduler.add(seq("runs"))
+    scheduler.schedule()
     scheduler.add(seq("a"))
     scheduler.add(seq("b"))
     with pytest.raises(QueueFull, match=r"2 requests are queued .*maxQueued") as refusal:
         scheduler.add(seq("c"))
     assert refusal.value.retry_after_seconds > 0
     assert scheduler.num_waiting == 2
+
+
+def test_e09_who_comes_at_once_finds_the_places_to_run_and_the_queue() -> None:
+    scheduler = make(max_running=2, max_queued=4)
+    taken = 0
+    for number in range(10):
+        with contextlib.suppress(QueueFull):
+            scheduler.add(seq(f"r{number}"))
+            taken += 1
+    assert taken == 6
 
 
 def test_a_request_that_never_fits_is_refused_at_once() -> None:

@@ -84,6 +84,12 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._running or self._waiting)
 
+    @property
+    def is_full(self) -> bool:
+        """Those who wait for the next step only, because there is a place to run, do not count."""
+        free_places = max(0, self.limits.max_running - len(self._running))
+        return len(self._waiting) >= self.limits.max_queued + free_places
+
     def add(self, seq: Sequence) -> None:
         """Queue `seq`. Raises RequestTooLong or QueueFull; then nothing is kept."""
         limits = self.limits
@@ -93,7 +99,7 @@ class Scheduler:
                 f"the prompt's {len(seq.prompt)} tokens and max_tokens {seq.params.max_tokens} "
                 f"exceed {longest}, the longest sequence served"
             )
-        if len(self._waiting) >= limits.max_queued:
+        if self.is_full:
             raise QueueFull(limits.max_queued, limits.queue_full_retry_seconds)
         seq.arrival = self._num_arrived
         self._num_arrived += 1
