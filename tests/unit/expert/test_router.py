@@ -174,6 +174,30 @@ def test_a_router_that_cannot_be_is_refused(fields: dict[str, Any], message: str
         dataclasses.replace(RouterSpec(8, 2), **fields)
 
 
+@settings(deadline=None)
+@given(st.integers(1, 50), st.integers(0, 2**31))
+def test_c07_groups_of_one_expert_are_no_groups(num_tokens: int, seed: int) -> None:
+    """Two of every group cannot be asked for where a group has one."""
+    logits = torch.randn(num_tokens, 8, generator=torch.Generator().manual_seed(seed))
+    plain = RouterSpec(8, 2, score="sigmoid")
+    for reduce in ("max", "top2sum"):
+        grouped = dataclasses.replace(plain, groups=ExpertGroups(8, 8, reduce))
+        for got, expected in zip(
+            choose_experts(logits, grouped), choose_experts(logits, plain), strict=True
+        ):
+            assert torch.equal(got, expected)
+        ids, _ = choose_experts(logits, dataclasses.replace(grouped, top_k=8))
+        assert (ids.sort(dim=1).values == torch.arange(8)).all(), "an expert chosen twice"
+
+
+def test_c07_more_than_there_is_to_choose_from_is_refused_naming_both() -> None:
+    with pytest.raises(ModelUnreadable, match="is 4: must be 1 to the 3 experts"):
+        RouterSpec(3, 4)
+    with pytest.raises(ModelUnreadable, match="n_group 4 does not divide the 10 experts"):
+        RouterSpec(10, 2, groups=ExpertGroups(4, 2))
+    assert RouterSpec(10, 2).groups is None
+
+
 def test_what_does_not_fit_the_router_is_refused() -> None:
     with pytest.raises(ValueError, match="7 logits a token for 8 experts"):
         choose_experts(torch.zeros((1, 7)), RouterSpec(8, 2))

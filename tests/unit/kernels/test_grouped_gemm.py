@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 
 HIDDEN, INTERMEDIATE = 40, 28
 
@@ -35,7 +38,7 @@ def dense(rows: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
     [[512, 1, 0, 3], [516, 0, 0, 0], [0, 0, 0, 5], [0, 0, 0, 0], [16, 17, 15, 1], [1]],
     ids=str,
 )
-def test_every_row_is_its_own_experts(counts: list[int], dtype: torch.dtype) -> None:
+def test_c05_every_row_is_its_own_experts(counts: list[int], dtype: torch.dtype) -> None:
     w13, w2 = weights(len(counts), dtype)
     rows = torch.randn(sum(counts), HIDDEN, generator=torch.Generator().manual_seed(1))
     out = expert_mlp(rows, offsets_of(counts), w13, w2)
@@ -54,6 +57,24 @@ def test_every_row_is_its_own_experts(counts: list[int], dtype: torch.dtype) -> 
         torch.testing.assert_close(out[mine].double(), expected, rtol=0, atol=tolerance)
         assert bool((out[mine].abs().sum(dim=1) > 0).all())
         start += count
+
+
+@pytest.mark.parametrize("counts", [[512, 1, 0, 3], [516, 0, 0, 0]], ids=str)
+def test_c05_no_token_is_lost_with_weights_of_four_bits(counts: list[int]) -> None:
+    """Weights as an MXFP4 checkpoint holds them, widened at load."""
+    generator = torch.Generator().manual_seed(6)
+    w13, w2 = (
+        dequantize_mxfp4(*quantize_mxfp4(torch.randn(shape, generator=generator)))
+        for shape in [(4, 64, 96), (4, 96, 32)]
+    )
+    rows = torch.randn(516, 96, generator=generator)
+    out = expert_mlp(rows, offsets_of(counts), w13.bfloat16(), w2.bfloat16())
+    bounds = offsets_of(counts).tolist()
+    for slot, (start, end) in enumerate(itertools.pairwise(bounds)):
+        expected = dense(rows[start:end], w13[slot].bfloat16(), w2[slot].bfloat16())
+        scale = float(expected.abs().max()) if end > start else 1.0
+        torch.testing.assert_close(out[start:end].double(), expected, rtol=0, atol=0.02 * scale)
+    assert bool((out.abs().sum(dim=1) > 0).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
