@@ -2,7 +2,9 @@
 
 The unit is a pair of a *tile* (TILE_TOKENS queries of one sequence) and a *span* (SPAN_TOKENS keys
 of it). Pairs are run in passes that fit the processor's cache. Within a pass the longest tiles
-come first: the tiles that reach span j are then a prefix for every j, and sums need no index.
+come first: the tiles that have a j-th span are then a prefix for every j, and sums need no index.
+A layer with a window has a plan of its own, whose tiles begin with the first span that they see:
+what lies before is not read.
 Neighbours: `moe_worker.engine.batch` gives the rows, `paged_attention` runs the plan.
 
 Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans, L SPAN_TOKENS, B blocks of a span.
@@ -10,8 +12,9 @@ Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans, L SPAN_TOKENS, B bl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -41,34 +44,24 @@ class AttentionRows:
 
 @dataclass(frozen=True)
 class AttentionPass:
-    """Tiles [first_tile, first_tile + U), the longest first, and their pairs by span, then tile.
+    """Tiles [first_tile, first_tile + U), those with most spans first, and their pairs by span,
+    then tile. A tile counts its spans from the first that it sees.
 
     P is filled up to a multiple of PAIRS_PER_PRODUCT with copies of the first pair, never used.
     """
 
     first_tile: int
     tiles_per_span: tuple[int, ...]
-    """How many of the pass's tiles reach span 0, 1, …; not increasing."""
+    """How many of the pass's tiles have a span 0, 1, …; not increasing."""
     span_blocks_SB: Tensor
     stale_places: tuple[Tensor, Tensor]
-    """Span and place of every token that is read although it lies past its sequence's end."""
+    """Span and place of every token that is read although no query of the pass sees it: it lies
+    past its sequence's end or before every window."""
     pair_spans_P: Tensor
     pair_tiles_P: Tensor
     """Tile of each pair, counted within the pass."""
     unseen_PWL: Tensor
-    """True where the key comes after the query."""
-    distance_PWL: Tensor
-    """Position of the query less the key's, int32."""
-    _windowed: dict[int, Tensor] = field(default_factory=dict, compare=False, repr=False)
-
-    def unseen(self, window: int | None) -> Tensor:
-        """[P, W, L] bool: the keys that a query does not see when it sees `window` tokens back,
-        itself included. Computed once for each window: all layers that have it share it."""
-        if window is None:
-            return self.unseen_PWL
-        if window not in self._windowed:
-            self._windowed[window] = self.unseen_PWL | (self.distance_PWL >= window)
-        return self._windowed[window]
+    """True where the key comes after the query or before its window."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +71,17 @@ class AttentionPlan:
     place_of_row_T: Tensor
     """Inverse of `tile_rows_UW`, flat."""
     passes: tuple[AttentionPass, ...]
+    _replan: Callable[[int], AttentionPlan] = field(compare=False, repr=False)
+    _windowed: dict[int, AttentionPlan] = field(default_factory=dict, compare=False, repr=False)
+
+    def windowed(self, window: int) -> AttentionPlan:
+        """The same step's plan for queries that see `window` tokens back, themselves included.
+
+        Made once: all layers that have this window share it.
+        """
+        if window not in self._windowed:
+            self._windowed[window] = self._replan(window)
+        return self._windowed[window]
 
 
 def plan_attention(
@@ -89,11 +93,17 @@ def plan_attention(
     """
     if SPAN_TOKENS % block_size:
         raise ValueError(f"block size {block_size} does not divide {SPAN_TOKENS}")
-    tiles = _tiles(rows)
+    return _plan(tuple(rows), block_size, device, None)
+
+
+def _plan(
+    rows: Sequence[AttentionRows], block_size: int, device: str | torch.device, window: int | None
+) -> AttentionPlan:
+    tiles = _tiles(rows, window)
     ranges = _cut(tiles)
     for begin, end in ranges:
         part = tiles[begin:end]
-        tiles[begin:end] = part[np.argsort(-part[:, _SPANS], kind="stable")]
+        tiles[begin:end] = part[np.argsort(part[:, _FIRST] - part[:, _END], kind="stable")]
     num_tokens = sum(row.num_tokens for row in rows)
     real_UW = _PLACES < tiles[:, _TOKENS, None]
     tile_rows_UW = np.where(real_UW, tiles[:, _ROW, None] + _PLACES, num_tokens)
@@ -103,49 +113,61 @@ def plan_attention(
         tile_rows_UW=torch.from_numpy(tile_rows_UW).to(device),
         place_of_row_T=torch.from_numpy(place_of_row_T).to(device),
         passes=tuple(
-            _plan_pass(begin, tiles[begin:end], rows, block_size, device) for begin, end in ranges
+            _plan_pass(begin, tiles[begin:end], rows, block_size, device, window)
+            for begin, end in ranges
         ),
+        _replan=partial(_plan, rows, block_size, device),
     )
 
 
 # Columns of the tile table.
-_SEQUENCE, _ROW, _POSITION, _TOKENS, _SPANS = range(5)
+_SEQUENCE, _ROW, _POSITION, _TOKENS, _FIRST, _END = range(6)
 _PLACES = np.arange(TILE_TOKENS)
 
 
-def _tiles(rows: Sequence[AttentionRows]) -> Int64s:
-    """A line per tile: sequence, first row of q, its position, tokens, spans it reaches."""
-    tables = [np.empty((0, 5), dtype=np.int64)]
+def _tiles(rows: Sequence[AttentionRows], window: int | None) -> Int64s:
+    """A line per tile: sequence, first row of q, its position, tokens, and the spans that it sees,
+    from the first to the one before the end."""
+    tables = [np.empty((0, 6), dtype=np.int64)]
     first_row = 0
     for index, row in enumerate(rows):
         begins = np.arange(0, row.num_tokens, TILE_TOKENS, dtype=np.int64)
         tokens = np.minimum(TILE_TOKENS, row.num_tokens - begins)
-        table = np.empty((len(begins), 5), dtype=np.int64)
+        table = np.empty((len(begins), 6), dtype=np.int64)
         table[:, _SEQUENCE] = index
         table[:, _ROW] = first_row + begins
         table[:, _POSITION] = row.start + begins
         table[:, _TOKENS] = tokens
-        table[:, _SPANS] = -(-(row.start + begins + tokens) // SPAN_TOKENS)
+        table[:, _FIRST] = _first_key(row.start + begins, window) // SPAN_TOKENS
+        table[:, _END] = -(-(row.start + begins + tokens) // SPAN_TOKENS)
         tables.append(table)
         first_row += row.num_tokens
     return np.concatenate(tables)
 
 
+def _first_key(positions: Int64s, window: int | None) -> Int64s:
+    """The earliest key that a query at each position sees."""
+    if window is None:
+        return np.zeros_like(positions)
+    return np.maximum(positions - window + 1, 0)
+
+
 def _cut(tiles: Int64s) -> list[tuple[int, int]]:
     """Ranges of tiles within the bounds of a pass, or of one tile. Tiles of a sequence are in order
-    of position, so the spans it needs so far are its newest tile's."""
+    of position, so what it needs more is what lies past its newest tile's end."""
     ranges: list[tuple[int, int]] = []
     begin = pairs = spans = 0
     sequence, reach = -1, 0
-    for tile, (owner, count) in enumerate(tiles[:, (_SEQUENCE, _SPANS)].tolist()):
-        more = count - reach if owner == sequence else count
+    for tile, (owner, first, end) in enumerate(tiles[:, (_SEQUENCE, _FIRST, _END)].tolist()):
+        count = end - first
+        more = end - max(first, reach) if owner == sequence else count
         too_many = pairs + count > MAX_PAIRS_PER_PASS or spans + more > MAX_SPANS_PER_PASS
         if too_many and tile > begin:
             ranges.append((begin, tile))
             begin, pairs, spans, more = tile, 0, 0, count
         pairs += count
         spans += more
-        sequence, reach = owner, count
+        sequence, reach = owner, end
     return [*ranges, (begin, len(tiles))] if len(tiles) else []
 
 
@@ -155,32 +177,44 @@ def _plan_pass(
     rows: Sequence[AttentionRows],
     block_size: int,
     device: str | torch.device,
+    window: int | None,
 ) -> AttentionPass:
-    num_spans = tiles[:, _SPANS]
+    num_spans = tiles[:, _END] - tiles[:, _FIRST]
     tiles_per_span = [int((num_spans > span).sum()) for span in range(int(num_spans[0]))]
     pair_tiles = np.concatenate([np.arange(count) for count in tiles_per_span])
     span_of_pair = np.repeat(np.arange(len(tiles_per_span)), tiles_per_span)
+    span_of_pair += tiles[pair_tiles, _FIRST]
 
-    # A sequence's spans are read once per pass, up to the furthest that its tiles here reach.
-    sequences, first_tiles = np.unique(tiles[:, _SEQUENCE], return_index=True)
-    reach = num_spans[first_tiles]
-    first_span = np.concatenate(([0], np.cumsum(reach)))
-    span_blocks_SB = np.zeros((int(first_span[-1]), SPAN_TOKENS // block_size), dtype=np.int64)
-    past_end_SL = np.zeros((int(first_span[-1]), SPAN_TOKENS), dtype=bool)
+    # A sequence's spans are read once per pass, from the first to the last that a tile here sees.
+    sequences, of_tile = np.unique(tiles[:, _SEQUENCE], return_inverse=True)
+    position, first, end = (np.empty(len(sequences), dtype=np.int64) for _ in range(3))
+    for bound, column in ((position, _POSITION), (first, _FIRST)):
+        bound.fill(np.iinfo(np.int64).max)
+        np.minimum.at(bound, of_tile, tiles[:, column])
+    end.fill(0)
+    np.maximum.at(end, of_tile, tiles[:, _END])
+    begin = np.concatenate(([0], np.cumsum(end - first)))
+    span_blocks_SB = np.zeros((int(begin[-1]), SPAN_TOKENS // block_size), dtype=np.int64)
+    stale_SL = np.zeros((int(begin[-1]), SPAN_TOKENS), dtype=bool)
     for place, index in enumerate(sequences):
-        own = slice(first_span[place], first_span[place + 1])
+        own, skipped = slice(begin[place], begin[place + 1]), first[place] * SPAN_TOKENS
         blocks = span_blocks_SB[own].reshape(-1)
-        table = rows[index].blocks[: len(blocks)]
+        table = rows[index].blocks[skipped // block_size :][: len(blocks)]
         blocks[: len(table)] = table
-        past_end_SL[own].reshape(-1)[rows[index].start + rows[index].num_tokens :] = True
-    sequence_of_pair = np.searchsorted(sequences, tiles[pair_tiles, _SEQUENCE])
-    pair_spans = first_span[sequence_of_pair] + span_of_pair
+        stale = stale_SL[own].reshape(-1)
+        stale[: _first_key(position[place], window) - skipped] = True
+        stale[rows[index].start + rows[index].num_tokens - skipped :] = True
+    sequence_of_pair = of_tile[pair_tiles]
+    pair_spans = (begin[:-1] - first)[sequence_of_pair] + span_of_pair
 
     keys_PL = span_of_pair[:, None] * SPAN_TOKENS + np.arange(SPAN_TOKENS)
-    # A padding place asks for the first key: any real key keeps its numbers finite.
+    # A padding place asks like the tile's first: keys that are seen keep its numbers finite.
     real_UW = _PLACES < tiles[:, _TOKENS, None]
-    queries_UW = np.where(real_UW, tiles[:, _POSITION, None] + _PLACES, 0)
+    queries_UW = tiles[:, _POSITION, None] + np.where(real_UW, _PLACES, 0)
     distance_PWL = queries_UW[pair_tiles][:, :, None] - keys_PL[:, None, :]
+    unseen_PWL = distance_PWL < 0
+    if window is not None:
+        unseen_PWL |= distance_PWL >= window
 
     filling = -len(pair_tiles) % PAIRS_PER_PRODUCT
     filled = np.concatenate((np.arange(len(pair_tiles)), np.zeros(filling, dtype=np.int64)))
@@ -188,7 +222,7 @@ def _plan_pass(
     def tensor(values: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    spans, places = np.nonzero(past_end_SL)
+    spans, places = np.nonzero(stale_SL)
     return AttentionPass(
         first_tile=first_tile,
         tiles_per_span=tuple(tiles_per_span),
@@ -196,6 +230,5 @@ def _plan_pass(
         stale_places=(tensor(spans), tensor(places)),
         pair_spans_P=tensor(pair_spans[filled]),
         pair_tiles_P=tensor(pair_tiles[filled]),
-        unseen_PWL=tensor((distance_PWL < 0)[filled]),
-        distance_PWL=tensor(distance_PWL.astype(np.int32)[filled]),
+        unseen_PWL=tensor(unseen_PWL[filled]),
     )

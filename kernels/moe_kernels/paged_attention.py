@@ -3,8 +3,8 @@
 Every product has the shape of PAIRS_PER_PRODUCT pairs of a tile of queries (with all query heads
 that share a kv head) and a span of keys; a query's spans are added up in order of position. So a
 query's result depends on its own keys alone, neither on its tile, its chunk, nor on the other
-sequences. A span past a query's position or before its window adds exact zeros; a token past a
-sequence's end is read as zero whatever its block held before.
+sequences. A span that a query does not see adds exact zeros; a token that nobody sees, past a
+sequence's end or before every window, is zero whatever its block held before.
 Neighbours: `attention_plan` decides the order of work, `kv_pages` reads the cache.
 
 Letters: T tokens, N kv heads, G query heads per kv head, D head_dim, U tiles, W TILE_TOKENS,
@@ -45,6 +45,8 @@ def paged_attention(
         window: a query sees this many tokens back, itself included; absent = all.
         sinks_H: float32, a logit per head that takes its part of the softmax and has no value.
     """
+    if window is not None:
+        plan = plan.windowed(window)
     num_heads, head_dim = q_THD.shape[1:]
     num_kv_heads = pages.num_heads
     group = num_heads // num_kv_heads
@@ -65,7 +67,7 @@ def paged_attention(
     for part in plan.passes:
         tiles = slice(part.first_tile, part.first_tile + part.tiles_per_span[0])
         sinks = None if sinks_UNM is None else sinks_UNM[tiles]
-        out_UNMD[tiles] = _run_pass(q_UNMD[tiles], pages, part, window, sinks)
+        out_UNMD[tiles] = _run_pass(q_UNMD[tiles], pages, part, sinks)
     by_place = (
         out_UNMD.view(-1, num_kv_heads, TILE_TOKENS, group, head_dim)
         .transpose(1, 2)
@@ -86,7 +88,6 @@ def _run_pass(
     q_UNMD: Tensor,
     pages: KvPages,
     part: AttentionPass,
-    window: int | None,
     sinks_UNM: Tensor | None,
 ) -> Tensor:
     k_SNLD, v_SNLD = kv_pages.read(pages, part.span_blocks_SB)
@@ -98,7 +99,7 @@ def _run_pass(
     scores_PNML = _products(q_PNMD, k_SNLD.transpose(-1, -2), part.pair_spans_P)
     num_pairs, num_kv_heads, _, num_keys = scores_PNML.shape
     scores_PNWGL = scores_PNML.view(num_pairs, num_kv_heads, TILE_TOKENS, -1, num_keys)
-    scores_PNWGL.masked_fill_(part.unseen(window)[:, None, :, None, :], -torch.inf)
+    scores_PNWGL.masked_fill_(part.unseen_PWL[:, None, :, None, :], -torch.inf)
 
     # A maximum is the same in any order; the sums below go span by span.
     top_PNM = scores_PNML.amax(dim=-1)
