@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from moe_api import names
-from moe_api.worker import ModelConfig, WorkerConfig, WorkerPhase, WorkerState
+from moe_api.worker import KvConfig, ModelConfig, WorkerConfig, WorkerPhase, WorkerState
 from moe_worker.assemble import assemble
 from moe_worker.metrics import WorkerMetrics
 from moe_worker.serve import Identity, ServeSettings
@@ -19,9 +20,11 @@ from tests.support.http_worker import http_worker
 from tests.support.served_model import MODEL_PATH
 
 
-def assembled(model: Path) -> tuple[ServingEngine, object]:
+def assembled(model: Path, **kv: Any) -> tuple[ServingEngine, object]:
     settings = ServeSettings(
-        config=WorkerConfig(model=ModelConfig(path=str(model), served_name="m")),
+        config=WorkerConfig(
+            model=ModelConfig(path=str(model), served_name="m"), kv=KvConfig.model_validate(kv)
+        ),
         token="t",
         identity=Identity("ns", "d", 0, 4, "uid"),
         host="127.0.0.1",
@@ -64,6 +67,24 @@ def test_the_reason_is_reported(
     assert (state.phase, state.member, state.incarnation) == (WorkerPhase.FAILED, 4, "uid")
     assert state.error_reason == reason
     assert message in (state.last_error or "")
+
+
+@pytest.mark.parametrize(
+    ("kv", "reason", "message"),
+    [
+        ({"scalesFile": "none.json"}, "KvScalesUnusable", "cannot read .*none.json"),
+        ({"keyScaling": "Center"}, "KvScalesUnusable", "needs kvCache.scalesFile"),
+        ({"dtype": "fp8", "encoding": "FourOverSix"}, "KvFormatError", "use dtype nvfp4"),
+    ],
+)
+def test_options_of_the_cache_that_can_not_be_kept_are_reported(
+    tmp_path: Path, kv: dict[str, Any], reason: str, message: str
+) -> None:
+    engine, model = assembled(copy_of_the_example(tmp_path), **kv)
+    state = engine.state()
+    assert model is None
+    assert (state.phase, state.error_reason) == (WorkerPhase.FAILED, reason)
+    assert re.search(message, state.last_error or "")
 
 
 def test_both_listeners_answer_without_a_model(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from moe_api import names
 from moe_api.deployment import MoEDeploymentSpec
+from moe_api.worker import KvConfig
 from moe_operator.acceptance import judge_manifest
 from moe_operator.pod_manifest import Incarnation, NoImage, Owner, pod_manifest, template_hash
 from moe_operator.settings import WorkerDefaults
@@ -79,6 +80,21 @@ def test_an_accelerator_is_a_limit_and_a_request_if_there_are_any():
         "requests": {"cpu": "1", "nvidia.com/gpu": 2},
     }
     assert worker_config("d", spec(worker={"accelerator": {}})).device == "cuda"
+
+
+def test_every_field_of_the_cache_reaches_the_worker() -> None:
+    kv_cache = {
+        "dtype": "k8v4",
+        "encoding": "FourOverSix",
+        "keyScaling": "Channel",
+        "scalesFile": "kv/scales.json",
+        "blockSize": 32,
+        "memoryFraction": 0.5,
+        "prefixCaching": False,
+    }
+    config = worker_config("d", spec(kvCache=kv_cache))
+    assert config.kv.to_wire() == kv_cache
+    assert worker_config("d", spec()).kv == KvConfig()
 
 
 def test_later_overlays_win():
