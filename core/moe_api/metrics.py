@@ -107,6 +107,14 @@ PREFIX_CACHE_HIT_TOKENS = Metric(
     Counter,
     "Prompt tokens whose KV blocks were found in the prefix cache.",
 )
+CHECKPOINT_READ_BYTES = Metric(
+    "moe_checkpoint_read_bytes", Gauge, "Bytes of the checkpoint read until weights were complete."
+)
+LOAD_PEAK_BYTES = Metric(
+    "moe_load_peak_resident_bytes",
+    Gauge,
+    "Most memory of the process until weights were complete, mapped files included.",
+)
 KERNELS_INFO = Metric(
     "moe_kernels_info", Gauge, "1 for the kernel implementation in use.", ("implementation",)
 )
@@ -223,6 +231,8 @@ WORKER: tuple[AnyMetric, ...] = (
     KV_QUANTIZATION_ERROR,
     PREFIX_CACHE_QUERY_TOKENS,
     PREFIX_CACHE_HIT_TOKENS,
+    CHECKPOINT_READ_BYTES,
+    LOAD_PEAK_BYTES,
     KERNELS_INFO,
     STEP_SECONDS,
     EXPERT_TOKENS,

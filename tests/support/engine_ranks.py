@@ -212,6 +212,12 @@ def check_slots() -> None:
         assert bool((bank.w2_LSHI[layer][slot] == weights.w2_HI).all()), (layer, slot)
 
 
+def checkpoint_bytes() -> tuple[int, int]:
+    """Read until now, and in all."""
+    checkpoint = running().engine.loader.checkpoint
+    return checkpoint.bytes_read, checkpoint.num_bytes
+
+
 def refuse_pulls() -> None:
     """Answer peers as a rank does whose slots have changed meanwhile."""
     running().engine.read_slot = lambda *args, **kwargs: None  # type: ignore[method-assign]

@@ -13,7 +13,8 @@ import pytest
 
 from moe_placement.initial import contiguous
 from moe_worker.model.config import load_architecture
-from tests.support import worker_processes
+from moe_worker.model.weights import Checkpoint
+from tests.support import engine_ranks, worker_processes
 from tests.support.family_models import (
     CLASSES,
     NUM_TOKENS,
@@ -43,6 +44,10 @@ def test_two_ranks_are_one_rank(pool: worker_processes.Pool, tmp_path: Path, fam
     slots_LRS = contiguous(len(spec.moe_layers), spec.num_experts, 2, spec.num_experts // 2 + 1)
     group.form(range(2), slots_LRS)
     together = group.generate({f"r{i}": prompt for i, prompt in enumerate(asked)}, NUM_TOKENS)
+    for rank in range(2):
+        read, in_all = group.rank(rank).call(engine_ranks.checkpoint_bytes)
+        held = int((slots_LRS[:, rank] >= 0).sum()) * spec.bytes_per_expert
+        assert read == Checkpoint(path, spec).shared_bytes + held < in_all
     group.check_slots()
     for i, trace in enumerate(alone):
         assert together[f"r{i}"].tokens == trace.tokens

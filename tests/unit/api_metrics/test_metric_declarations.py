@@ -12,10 +12,11 @@ moe_requests_running moe_requests_waiting moe_requests_total{outcome}
 moe_time_to_first_token_seconds moe_inter_token_latency_seconds moe_prompt_tokens_total
 moe_generated_tokens_total moe_kv_blocks{state} moe_kv_bytes_per_token
 moe_kv_quantization_error{layer} moe_invalid_expert_ids_total moe_kernels_info{implementation}
-moe_prefix_cache_query_tokens_total moe_prefix_cache_hit_tokens_total moe_step_seconds{phase} moe_expert_tokens_total{layer,expert}
+moe_prefix_cache_query_tokens_total moe_prefix_cache_hit_tokens_total
+moe_step_seconds{phase} moe_expert_tokens_total{layer,expert}
 moe_rank_tokens_total moe_expert_overflow_total{layer,action} moe_exchange_seconds{phase}
 moe_exchange_bytes_total{scope} moe_plan_epoch moe_migration_bytes_total moe_swap_stall_seconds
-moe_offload_lookups_total{result}
+moe_offload_lookups_total{result} moe_checkpoint_read_bytes moe_load_peak_resident_bytes
 """.split()
 
 OPERATOR_NAMES = """

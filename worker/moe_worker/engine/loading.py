@@ -58,7 +58,7 @@ class Loader:
         """Raises KvFormatError or KvScalesUnusable: model and KV options do not go together."""
         self.arch = arch
         self.loaded: Loaded | None = None
-        self._settings, self._checkpoint = settings, checkpoint
+        self._settings, self.checkpoint = settings, checkpoint
         self._kv_scales = layer_scales(checkpoint.path, arch, settings.config.kv)
         self._lock = threading.Lock()
 
@@ -66,21 +66,21 @@ class Loader:
     def credentials(self) -> str:
         """What members must have in common to understand each other's bytes."""
         return (
-            f"{self.arch.hidden}/{self.arch.top_k}/{self._checkpoint.dtype}/"
+            f"{self.arch.hidden}/{self.arch.top_k}/{self.checkpoint.dtype}/"
             f"{self._settings.tokens_per_round}"
         )
 
     def read_expert(self, layer: int, expert: int) -> ExpertWeights:
         """An expert of MoE layer `layer` (ordinal), from the checkpoint."""
         device = self._settings.config.device
-        return self._checkpoint.read_expert(self.arch.moe_layers[layer], expert, device)
+        return self.checkpoint.read_expert(self.arch.moe_layers[layer], expert, device)
 
     def dispatch_shape(self, num_slots: int) -> DispatchShape:
         return DispatchShape(
             self.arch.hidden,
             self.arch.top_k,
             num_slots,
-            self._checkpoint.dtype,
+            self.checkpoint.dtype,
             self._settings.tokens_per_round,
         )
 
@@ -102,9 +102,9 @@ class Loader:
         arch, config, device = self.arch, self._settings.config, self._settings.config.device
         limits = config.scheduler
         size = self.memory_plan(num_layers, num_ranks, num_slots)
-        shared = self._checkpoint.load_shared(device)
+        shared = self.checkpoint.load_shared(device)
         bank = ExpertBank(
-            num_layers, num_slots, arch.expert.intermediate, arch.hidden, self._checkpoint.dtype,
+            num_layers, num_slots, arch.expert.intermediate, arch.hidden, self.checkpoint.dtype,
             device, arch.expert.bias,
         )  # fmt: skip
         cache = KvCache.allocate(arch, config.kv, size.num_blocks, device, self._kv_scales)
@@ -146,7 +146,7 @@ class Loader:
         is_latent = isinstance(attention, LatentSpec)
         vector = attention.kv_elements if is_latent else arch.grouped_query.head_dim
         reserved_bytes = (
-            self._checkpoint.shared_bytes
+            self.checkpoint.shared_bytes
             + num_layers * num_slots * arch.bytes_per_expert
             + buffer_bytes(self.dispatch_shape(num_slots), num_ranks)
             + limits.max_batched_tokens * arch.hidden * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN

@@ -1,8 +1,9 @@
-"""How many bytes this process may use: the container's limit, else the machine's memory."""
+"""How many bytes this process may use, and how many it has used at most."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 CGROUP_FILES = (
@@ -22,3 +23,8 @@ def memory_limit_bytes(files: tuple[Path, ...] = CGROUP_FILES) -> int:
         if text.isdecimal():
             limit = min(limit, int(text))
     return limit
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has had at a time, pages of mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,6 +1,7 @@
 """Where the engine reports what it did; `moe_worker.metrics` listens, tests listen with their own.
 
-Calls come from the engine thread (migration bytes from the staging thread), must be quick and must
+Calls come from the engine thread (migration bytes from the staging thread, `loaded` from the one
+that prepares), must be quick and must
 not raise. What can be read at any time (load, KV use, requests) is not reported but asked for.
 """
 
@@ -16,6 +17,10 @@ Scope = Literal["self", "domain", "remote"]
 
 
 class Observer(Protocol):
+    def loaded(self, read_bytes: int, peak_bytes: int) -> None:
+        """Weights for a generation are complete: bytes of the checkpoint read until now, and the
+        most memory that the process has had."""
+
     def step(self, phase: StepPhase, seconds: float) -> None:
         """One phase of a busy step; steps in which the whole group was idle are not reported."""
 
@@ -44,6 +49,7 @@ class Observer(Protocol):
 class Unobserved:
     """Listens to nothing."""
 
+    def loaded(self, read_bytes: int, peak_bytes: int) -> None: ...
     def step(self, phase: StepPhase, seconds: float) -> None: ...
     def exchange(self, phase: ExchangePhase, seconds: float) -> None: ...
     def sent(self, scope: Scope, num_bytes: int) -> None: ...

@@ -20,6 +20,7 @@ import numpy as np
 
 from moe_api.plan import GroupPlan, SlotsLRS
 from moe_worker.engine.loading import Loaded, Loader
+from moe_worker.engine.memory import peak_resident_bytes
 from moe_worker.engine.observer import Observer, Scope
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher
@@ -132,6 +133,7 @@ class Preparation:
         slots_LRS = self.plan.slots()
         loaded = self._loader.load(slots_LRS)
         waiting = self._bring_experts(slots_LRS, loaded.bank)
+        self._tell_memory()
         table = RoutingTable.of_plan(
             self.plan, self.rank, self._loader.arch.num_experts, loaded.bank.device
         )
@@ -170,6 +172,15 @@ class Preparation:
             else:
                 waiting.append((layer, slot, weights))
         return waiting
+
+    def _tell_memory(self) -> None:
+        checkpoint, peak_bytes = self._loader.checkpoint, peak_resident_bytes()
+        logger.info(
+            "weights of generation %d are here: %d of the checkpoint's %d bytes were read, "
+            "peak resident memory %d bytes",
+            self.plan.generation, checkpoint.bytes_read, checkpoint.num_bytes, peak_bytes,
+        )  # fmt: skip
+        self._observer.loaded(checkpoint.bytes_read, peak_bytes)
 
     def _report(self, missing: Missing) -> None:
         if self._missing is None or missing.member_ids != self._missing.member_ids:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -100,11 +101,19 @@ class Checkpoint:
             name: _open(self.path / name) for name in sorted(set(self._file_of.values()))
         }
         self._names = {name: frozenset(file.keys()) for name, file in self._files.items()}
+        self._counting = threading.Lock()
+        self.bytes_read = 0
+        """Of tensors, as the files have them, that were asked for until now."""
         self._check(self._tensors.shared())
         for layer in arch.moe_layers:
             for expert in range(arch.num_experts):
                 roles = self._expert_roles(layer, expert)
                 self._check(stored for pieces in roles.values() for stored in pieces)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum((self.path / name).stat().st_size for name in self._files)
 
     @property
     def bytes_per_expert(self) -> int:
@@ -176,6 +185,8 @@ class Checkpoint:
                 raw[part.name] = file.get_tensor(part.name)
             else:
                 raw[part.name] = file.get_slice(part.name)[stored.index]
+        with self._counting:
+            self.bytes_read += sum(part.nbytes for part in raw.values())
         tensor = raw[stored.name] if stored.encoding is None else stored.encoding.decode(raw)
         if stored.transposed:
             tensor = tensor.transpose(-1, -2)
