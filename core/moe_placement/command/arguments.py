@@ -19,11 +19,15 @@ from moe_placement.command.choice import Choice
 from moe_placement.command.load_files import Load
 from moe_placement.command.usage import UsageError
 from moe_placement.copy_limits import CopyLimits, CopyLimitsError
+from moe_placement.goal import Split
+from moe_placement.initial import InsufficientSlots
 from moe_placement.placement import Placement
 
 BYTES_PER_EXPERT = 44_040_192
 """3 · 7168 · 2048 bytes: an expert of DeepSeek-V3 in FP8."""
 MAX_SLOTS = 65536
+MIN_SPEED, MAX_SPEED = 0.01, 100.0
+"""Of a rank, 1 = normal: further apart, sums of loads lose the slow ones."""
 
 
 def add_load(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -62,9 +66,9 @@ def load(parsed: argparse.Namespace) -> Load:
     return load_files.read_load("--load", parsed.load, choice(parsed))
 
 
-def add_ranks(parser: argparse.ArgumentParser, *, sized: bool, dead: bool = True) -> None:
-    """Flags about ranks; `sized` where no plan says how many there are, `dead` where some may be
-    gone."""
+def add_ranks(parser: argparse.ArgumentParser, *, sized: bool, draining: bool = True) -> None:
+    """Flags about ranks; `sized` where no plan says how many there are, `draining` where it matters
+    that some still serve and give while they leave."""
     group = parser.add_argument_group("ranks")
     group.add_argument(
         "--ranks", type=flags.whole(1, MAX_RANKS), required=sized, metavar="N",
@@ -84,12 +88,12 @@ def add_ranks(parser: argparse.ArgumentParser, *, sized: bool, dead: bool = True
         help="speed of each rank, 1 = normal: a .npy file, or a list: 1,1,0.7,1",
     )  # fmt: skip
     parser.set_defaults(dead=(), draining=())
-    if not dead:
-        return
     group.add_argument(
         "--dead", type=flags.ranks, metavar="R,…",
         help="ranks that are gone, with their weights: 3,7 or 8-15",
     )  # fmt: skip
+    if not draining:
+        return
     group.add_argument(
         "--draining", type=flags.ranks, metavar="R,…",
         help="ranks that are leaving, but can still give their weights",
@@ -112,6 +116,9 @@ def capacity(parsed: argparse.Namespace, num_ranks: int, slots: int | None = Non
             f"--slots-per-rank: {len(per_rank)} entries for {num_ranks} ranks: give one, or one "
             "for each"
         )
+    both = sorted(set(parsed.dead) & set(parsed.draining))
+    if both:
+        raise UsageError(f"--dead, --draining: rank {both[0]} is named by both: it is one of them")
     try:
         return Capacity.of(
             list(per_rank) * (num_ranks if len(per_rank) == 1 else 1),
@@ -166,6 +173,27 @@ def copy_limits(parsed: argparse.Namespace) -> CopyLimits:
         raise UsageError(f"--min-copies, --max-copies: {error}") from error
 
 
+def check_domains(parsed: argparse.Namespace) -> None:
+    """Raise UsageError where something is asked of domains and none are named."""
+    if parsed.domains is None and parsed.spread > 1:
+        raise UsageError(
+            f"--spread: {parsed.spread} domains, but no --domains: say which there are"
+        )
+    if parsed.domains is None and parsed.near:
+        raise UsageError("--near: there are no --domains: say which there are")
+    if parsed.near and parsed.split == Split.EVEN:
+        raise UsageError("--near: even copies can not keep tokens near: leave out --split even")
+
+
+def unplannable(error: ValueError) -> UsageError:
+    """What the planner refuses, with the flags that it is about."""
+    if isinstance(error, InsufficientSlots):
+        return UsageError(f"--ranks, --slots-per-rank: {error}")
+    if isinstance(error, CopyLimitsError):
+        return UsageError(f"--min-copies: {error}")
+    return UsageError(str(error))
+
+
 def plan_in_force(parsed: argparse.Namespace, load: Load) -> Placement:
     """The plan of --current."""
     found = plan_files.read_plan("--current", parsed.current, parsed.ranks)
@@ -189,6 +217,10 @@ def _speeds(text: str, num_ranks: int) -> SpeedsR:
             raise UsageError(
                 f"--speeds: {text!r} is neither a .npy file nor a list like 1,1,0.7,1"
             ) from error
+    if found.shape == (num_ranks,) and not (MIN_SPEED <= found.min() <= found.max() <= MAX_SPEED):
+        rank = int(np.argmin((found >= MIN_SPEED) & (found <= MAX_SPEED)))
+        raise UsageError(f"--speeds: rank {rank} has speed {found[rank]:g}: must be "
+                         f"{MIN_SPEED:g} to {MAX_SPEED:g}, 1 = normal")  # fmt: skip
     if found.shape != (num_ranks,):
         raise UsageError(f"--speeds: {text} has shape {found.shape}: must be one for each of "
                          f"{num_ranks} ranks")  # fmt: skip

@@ -17,6 +17,13 @@ from moe_placement.command.usage import UsageError
 WindowsWLE = npt.NDArray[np.float64]
 
 ALL = "all"
+FLAGS = {
+    "corpora": ("--corpus", "corpora"),
+    "windows": ("--windows", "windows"),
+    "window_tokens": ("--window-tokens", "token routing"),
+    "num_experts": ("--experts", "token routing"),
+}
+"""Fields of `Choice`: the flag, and what a file must have for it."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,16 @@ class Choice:
     num_experts: int | None = None
     """Of the model; token routing names only those that were chosen."""
 
+    def only(self, flag: str, path: Path, *known: str) -> None:
+        """Raise UsageError where something was chosen that a file does not have.
+
+        Args:
+            known: fields of `Choice` that make sense for the file.
+        """
+        for name, (chosen_by, what) in FLAGS.items():
+            if name not in known and getattr(self, name):
+                raise UsageError(f"{chosen_by}: {flag} {path} has no {what}: leave it out")
+
     def names(self, flag: str, path: Path, found: Sequence[str]) -> list[str]:
         """The chosen ones among the corpora of a file.
 
@@ -40,6 +57,8 @@ class Choice:
         unknown = [name for name in self.corpora if name not in found]
         if not unknown and self.corpora:
             return list(self.corpora)
+        if not found:
+            raise UsageError(f"{flag}: {path} has no corpus: expected one beside its doc_lengths")
         problem = f"has no corpus {unknown[0]!r}" if unknown else f"holds {len(found)} corpora"
         raise UsageError(
             f"{flag}: {path} {problem}: choose with --corpus: {', '.join(found)}, or {ALL}"

@@ -14,6 +14,7 @@ Shapes: L MoE layers, R ranks, S slots a rank.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def find_rows(flag: str, path: Path, document: Any) -> Any:
         assignments = document[ASSIGNMENTS]
         try:
             return [assignments[layer] for layer in sorted(assignments, key=int)]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{flag}: {path}: a layer is no number: {error}") from error
     return document.get(MAP)
 
@@ -65,7 +66,8 @@ def to_slots(flag: str, path: Path, rows: Any, num_ranks: int | None) -> SlotsLR
         for slot, expert in enumerate(row):
             if type(expert) is not int or not -1 <= expert < 2**31:
                 raise UsageError(
-                    f"{flag}: {path}: layer {layer}, slot {slot} is {expert!r}: must be an expert"
+                    f"{flag}: {path}: layer {layer}, slot {slot} is {reprlib.repr(expert)}: "
+                    "must be an expert"
                 )
     return np.array(rows, dtype=np.int32).reshape(len(rows), num_ranks, -1)
 

@@ -9,29 +9,24 @@ serves.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from moe_placement import explain, planner
 from moe_placement.capacity import Capacity
-from moe_placement.command import arguments, flags, plan_files, tables
+from moe_placement.command import arguments, explain_tables, flags, plan_files, tables
 from moe_placement.command.figures import figures
 from moe_placement.command.load_files import Load
+from moe_placement.command.outcome import surviving
 from moe_placement.command.progress import Bar
 from moe_placement.command.usage import UsageError
-from moe_placement.explain import ExpertStory, LayerStory
 from moe_placement.goal import Goal
 from moe_placement.placement import Placement
 from moe_placement.score import LoadLE
 from moe_placement.shortfall import Demands
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
 
 HELP = "why a plan is as it is"
 EXAMPLES = """\
@@ -44,7 +39,6 @@ MAX_LAYERS = 8
 MAX_TOLD = 3
 """Layers of which the table is followed by sentences."""
 MAX_EXPERTS = 16
-MAX_COPIES = 5
 
 
 class Anew(NamedTuple):
@@ -60,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layer", type=flags.whole(0), metavar="N", help="one layer, from 0")
     parser.add_argument("--expert", type=flags.whole(0), metavar="N", help="one expert of --layer")
     arguments.add_load(parser)
-    arguments.add_ranks(parser, sized=False)
+    arguments.add_ranks(parser, sized=False, draining=False)
     arguments.add_spread(arguments.add_copies(parser))
     arguments.add_json(parser)
 
@@ -70,12 +64,13 @@ def run(parsed: argparse.Namespace) -> int:
     plan = plan_files.read_plan("PLAN", parsed.plan, parsed.ranks)
     plan_files.check_experts("PLAN", parsed.plan, plan, load.experts_L)
     capacity = arguments.capacity(parsed, plan.num_ranks, plan.placement.slots_LRS.shape[2])
+    placement = surviving(plan.placement, capacity.live_R)
     demands = Demands(arguments.copy_limits(parsed), parsed.spread)
     _check_chosen(parsed, load)
     if parsed.layer is None:
-        _all_layers(parsed, plan.placement, load, capacity, demands)
+        _all_layers(parsed, placement, load, capacity, demands)
     else:
-        _one_layer(parsed, plan.placement, load, capacity, demands)
+        _one_layer(parsed, placement, load, capacity, demands)
     return 0
 
 
@@ -94,7 +89,8 @@ def _all_layers(
     if parsed.json:
         tables.show_json({"layers": [asdict(story) for story in stories], "anew": anew._asdict()})
         return
-    shown = sorted(stories, key=lambda story: (-_over(story.largest, story.fair), story.layer))
+    over = explain_tables.over
+    shown = sorted(stories, key=lambda story: (-over(story.largest, story.fair), story.layer))
     shown = shown[:MAX_LAYERS]
     best = sum(1 for story in stories if not story.given_up)
     told = [story for story in shown if story.limits or story.given_up][:MAX_TOLD]
@@ -104,8 +100,8 @@ def _all_layers(
             f"planned anew: {tables.percent(anew.gap_worst)} above the bound instead of "
             f"{tables.percent(anew.gap_worst_now)}, for {tables.count(anew.moves, 'move')}"
         ),
-        _layers(shown),
-        *(_sentences(story) for story in told),
+        explain_tables.layers(shown),
+        *(explain_tables.sentences(story) for story in told),
     )
 
 
@@ -115,7 +111,7 @@ def _anew(placement: Placement, load: Load, capacity: Capacity, demands: Demands
         try:
             planned = planner.plan(load.load_LE, capacity, goal, placement, load.experts_L)
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            raise arguments.unplannable(error) from error
     now = figures(placement, load, capacity, copies=demands.copies)
     return Anew(float(now.gap_L.max()), float(planned.gap_L.max()), planned.moves)
 
@@ -141,102 +137,17 @@ def _one_layer(
     ]
     if parsed.json:
         tables.show_json({"layer": asdict(story), "experts": [asdict(e) for e in experts]})
-    elif parsed.expert is None:
-        tables.show(_layers([story]), _sentences(story), _experts(experts))
+        return
+    told = [explain_tables.layers([story]), explain_tables.sentences(story)]
+    if parsed.expert is None:
+        tables.show(*told, explain_tables.experts(experts))
     else:
-        tables.show(_layers([story]), _sentences(story), *_expert(experts[0]))
-
-
-def _layers(stories: Sequence[LayerStory]) -> Table:
-    rows = [
-        [
-            str(story.layer),
-            f"{story.tokens:,.0f}",
-            f"{story.fair:,.0f}",
-            tables.percent(_over(story.bound, story.fair)),
-            tables.percent(_over(story.largest, story.bound)),
-            "–" if story.crossing is None else tables.percent(story.crossing, 1),
-        ]
-        for story in stories
-    ]
-    headings = ["layer", "tokens", "fair share", "bound over it", "fullest over bound", "crossing"]
-    return tables.table(headings, rows, left=0)
-
-
-def _sentences(story: LayerStory) -> RenderableType:
-    lines = [f"the bound: {line}" for line in story.limits]
-    lines += [f"given up: {line}" for line in story.given_up]
-    if not lines:
-        lines = ["nothing is given up: the fullest rank carries its fair share"]
-    return tables.text("\n".join(f"layer {story.layer}, {line}" for line in lines))
-
-
-def _experts(stories: Sequence[ExpertStory]) -> Table:
-    rows = []
-    for story in stories:
-        served = [f"{copy.rank}:{copy.fraction:.0%}" for copy in story.copies[:MAX_COPIES]]
-        more = len(story.copies) - MAX_COPIES
-        rows.append(
-            [
-                str(story.expert),
-                f"{story.tokens:,.0f}",
-                f"{story.times_fair:.2f}",
-                str(story.needed),
-                str(len(story.copies)),
-                " ".join(served) + (f" +{more}" if more > 0 else ""),
-                _short(story),
-            ]
-        )
-    headings = ["expert", "tokens", "÷ fair", "needs", "has", "rank:share", "why"]
-    return tables.table(headings, rows, left=0, wrap=(5, 6))
-
-
-def _short(story: ExpertStory) -> str:
-    if not story.copies:
-        return "lost"
-    if story.needed > len(story.copies):
-        return "needs more"
-    if story.needed > 1:
-        return "too hot for one"
-    return "fits on one" if len(story.copies) == 1 else "fills up ranks"
-
-
-def _expert(story: ExpertStory) -> list[RenderableType]:
-    several = len({copy.domain for copy in story.copies}) > 1 or bool(story.sent)
-    copies = [
-        [
-            str(copy.rank), str(copy.slot), str(copy.domain) if several else "",
-            tables.percent(copy.fraction, 1), f"{copy.tokens:,.0f}", copy.why,
-        ]
-        for copy in story.copies
-    ]  # fmt: skip
-    headings = ["rank", "slot", "domain" if several else "", "share", "tokens", "why this copy"]
-    parts: list[RenderableType] = [
-        tables.text(f"expert {story.expert}, {story.tokens:,.0f} tokens: {story.why}", "bold"),
-        tables.table(headings, copies, left=0, wrap=(5,)),
-    ]
-    if story.sent:
-        shown = story.copies[:MAX_COPIES]
-        sent = [
-            [
-                str(sent.domain),
-                f"{sent.tokens:,.0f}",
-                *(tables.percent(share, 0) for share in sent.shares[: len(shown)]),
-            ]
-            for sent in story.sent
-        ]
-        ranks = [f"→ rank {copy.rank}" for copy in shown]
-        parts.append(tables.table(["from domain", "tokens", *ranks], sent, left=0))
-    return parts
+        tables.show(*told, *explain_tables.expert(experts[0]))
 
 
 def _existing(load: Load, layer: int) -> LoadLE:
     """The load of the experts that a layer has."""
     return load.load_LE[:, : int(load.experts_L[layer])]
-
-
-def _over(value: float, base: float) -> float:
-    return value / base - 1 if base > 0 else 0.0
 
 
 def _check_chosen(parsed: argparse.Namespace, load: Load) -> None:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import NoReturn
 
+from moe_placement.command.usage import one_line
+
 MAX_LISTED = 4096
 UNITS = {
     "": 1,
@@ -22,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        line = message.removeprefix("argument ").replace("\n", " ")
+        line = one_line(message.removeprefix("argument "))
         self.exit(2, f"{self.prog}: {line} (see {self.prog} --help)\n")
 
 
@@ -65,11 +67,11 @@ def ranks(text: str) -> tuple[int, ...]:
     """`3,7` or `8-15`: ranks by number, each once, in ascending order."""
     out: set[int] = set()
     for part in _parts(text):
-        first, dash, last = part.strip().partition("-")
-        low = whole(0)(first)
-        high = whole(0)(last) if dash else low
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        low = int(match[1]) if match else 0
+        high = int(match[2] or low) if match else -1
         if not low <= high < low + MAX_LISTED:
-            raise argparse.ArgumentTypeError(f"{part!r} is no range of ranks like 8-15")
+            raise argparse.ArgumentTypeError(f"{part!r} is no rank, or range of ranks like 8-15")
         out.update(range(low, high + 1))
     return tuple(sorted(out))
 
@@ -99,7 +101,7 @@ def byte_count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes like 44040192 or 42Mi")
     count = float(match[1]) * UNITS[match[2]]
     if not 1 <= count <= 2**53:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 byte or more")
+        raise argparse.ArgumentTypeError(f"{text} must be 1 byte to {2**53} bytes")
     return round(count)
 
 

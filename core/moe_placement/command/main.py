@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TextIO
 
 from moe_placement.command import convert, diff, explain, plan, repair, replay, score
 from moe_placement.command.flags import Parser
@@ -37,6 +39,7 @@ COMMANDS: tuple[ModuleType, ...] = (plan, score, diff, repair, replay, explain, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exits the process: 0 done, 2 input that can not be used, 130 interrupted."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # bars where the terminal knows only ASCII
     try:
@@ -44,8 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         code = 0
+    except OSError as error:  # files of flags say themselves what is wrong with them
+        _discard_stdout()
+        _say(f"can not write to stdout: {error.strerror}")
+        code = 2
     sys.exit(code)
 
 
@@ -77,7 +84,33 @@ def _run(arguments: Sequence[str] | None) -> int:
         parsed = build_parser().parse_args(arguments)
         return int(parsed.run(parsed))
     except UsageError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        _say(str(error))
+        return 2
+    except MemoryError:
+        _say("there is not enough memory for so large a problem: plan fewer layers at a time")
         return 2
     finally:
         sys.stdout.flush()
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody can be told that stderr is full
+        print(f"{PROGRAM}: {line}", file=sys.stderr)
+
+
+def _open_closed_streams() -> None:
+    """Where a shell closed stdout or stderr, Python has none, and print would take the other."""
+    if sys.stdout is None:
+        sys.stdout = _nowhere()
+    if sys.stderr is None:
+        sys.stderr = _nowhere()
+
+
+def _nowhere() -> TextIO:
+    """Open until the process ends."""
+    return open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
+
+
+def _discard_stdout() -> None:
+    """What is left in its buffer can not be written either, when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,34 @@ def check(flag: str, path: Path | None, suffixes: Iterable[str]) -> None:
     known = tuple(suffixes)
     if path.suffix not in known:
         raise UsageError(f"{flag}: {path} must end in {' or '.join(known)}")
-    if path.is_dir():
-        raise UsageError(f"{flag}: {path} is a folder")
-    folder = path.parent
-    if not folder.is_dir():
-        raise UsageError(f"{flag}: folder {folder} does not exist: make it first")
+    folder = Path(os.path.realpath(path)).parent
+    try:
+        if path.is_dir():
+            raise UsageError(f"{flag}: {path} is a folder")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{flag}: {path} is a pipe or device: give a file")
+        if not folder.is_dir():
+            raise UsageError(f"{flag}: folder {folder} does not exist: make it first")
+    except OSError as error:  # a name that is too long, a loop of links
+        raise UsageError(f"{flag}: can not write {path}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{flag}: folder {folder} can not be written to")
+
+
+def check_apart(written: Mapping[str, Path | None], read: Mapping[str, Path | None]) -> None:
+    """Raise UsageError when two flags name one file, of which one would destroy the other's.
+
+    Args:
+        written: files by flag, which are written after each other.
+        read: files by flag that must stay.
+    """
+    seen = {os.path.realpath(path): flag for flag, path in read.items() if path is not None}
+    for flag, path in written.items():
+        if path is None:
+            continue
+        other = seen.setdefault(os.path.realpath(path), flag)
+        if other != flag:
+            raise UsageError(f"{flag}: {path} is the file of {other} as well: give another name")
 
 
 def write(flag: str, path: Path, content: bytes) -> None:
@@ -40,7 +61,8 @@ def write(flag: str, path: Path, content: bytes) -> None:
         UsageError: the disk is full, or the folder is gone.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        path = Path(os.path.realpath(path))  # a link stays one, its file is replaced
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".moe-plan-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -32,7 +32,6 @@ from moe_placement.command import (
 from moe_placement.command.load_files import Load
 from moe_placement.command.outcome import Outcome, outcome
 from moe_placement.command.progress import Bar
-from moe_placement.command.usage import UsageError
 from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement
 from moe_placement.planned import Planned
@@ -63,11 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--max-moves", type=flags.whole(0), metavar="N",
-        help="weights that ranks may receive, all layers together (default: no limit)",
+        help="with --current: weights that ranks may receive, all layers together, beside those "
+        "that dead and draining ranks make necessary (default: no limit)",
     )  # fmt: skip
     group.add_argument(
         "--aim", type=flags.number(0, 1000), default=3.0, metavar="PERCENT",
-        help="moves end when no layer is further above its bound (default: %(default)g)",
+        help="with --current: moves end when no layer is further above its bound "
+        "(default: %(default)g)",
     )  # fmt: skip
     beside = arguments.add_copies(parser)
     arguments.add_spread(beside)
@@ -92,6 +93,9 @@ def run(parsed: argparse.Namespace) -> int:
     outputs.check("--output", parsed.output, plan_formats.PLAN_SUFFIXES)
     outputs.check("--stats", parsed.stats, outputs.STATS_SUFFIXES)
     plot.check(parsed.plot)
+    written = {"--output": parsed.output, "--stats": parsed.stats, "--plot": parsed.plot}
+    outputs.check_apart(written, {"--load": parsed.load})
+    arguments.check_domains(parsed)
     load = arguments.load(parsed)
     capacity = arguments.capacity(parsed, parsed.ranks)
     current = None if parsed.current is None else arguments.plan_in_force(parsed, load)
@@ -128,7 +132,7 @@ def _plan(
         try:
             planned = planner.plan(load.load_LE, capacity, goal, current, load.experts_L)
         except ValueError as error:
-            raise UsageError(str(error)) from error
+            raise arguments.unplannable(error) from error
         return planned, time.perf_counter() - begun
 
 

@@ -35,6 +35,7 @@ from moe_api.plan import (
 from moe_placement.command import arrays, engine_tables, texts
 from moe_placement.command.arrays import Array
 from moe_placement.command.load_files import MAX_LAYERS
+from moe_placement.command.token_routing import MAX_EXPERTS
 from moe_placement.command.usage import UsageError
 from moe_placement.placement import FRACTION_TOLERANCE, ExpertsL, Placement
 
@@ -134,7 +135,7 @@ def _group_plan(flag: str, path: Path, value: Any) -> GroupPlan:
         )
     try:
         return GroupPlan.from_json(json.dumps(value))
-    except (DocumentError, TypeError) as error:
+    except (DocumentError, TypeError, ValueError) as error:
         raise UsageError(f"{flag}: {path}: {error}") from error
 
 
@@ -154,11 +155,13 @@ def _checked(
             f"at most {MAX_LAYERS} layers"
         )
     whole = arrays.whole_numbers(flag, f"{path}: slots", slots)
-    if whole.min() < -1 or whole.max() >= 2**31 - 1:
-        layer, rank, slot = np.argwhere((whole < -1) | (whole >= 2**31 - 1))[0].tolist()
+    wrong = np.argwhere((whole < -1) | (whole >= MAX_EXPERTS))
+    if len(wrong):
+        layer, rank, slot = wrong[0].tolist()
         raise UsageError(
             f"{flag}: {path}: layer {layer}, rank {rank}, slot {slot} is "
-            f"{whole[layer, rank, slot]}: must be an expert, or -1 for a free slot"
+            f"{whole[layer, rank, slot]}: must be an expert, 0 to {MAX_EXPERTS - 1}, or -1 for a "
+            "free slot"
         )
     slots_LRS = whole.astype(np.int32)
     if not (slots_LRS >= 0).any(axis=(1, 2)).all():

@@ -68,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace) -> int:
     outputs.check("--output", parsed.output, plan_formats.PLAN_SUFFIXES)
     outputs.check("--stats", parsed.stats, outputs.STATS_SUFFIXES)
+    written = {"--output": parsed.output, "--stats": parsed.stats}
+    outputs.check_apart(written, {"--load": parsed.load})
     if not parsed.dead and not parsed.draining:
         raise UsageError("--dead or --draining is missing: say which ranks are lost or leave")
     plan = plan_files.read_plan("PLAN", parsed.plan, parsed.ranks)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moe_placement.capacity import Capacity
-from moe_placement.command import arguments, bars, flags, plot, tables, trace_files
+from moe_placement.command import arguments, bars, flags, outputs, plot, tables, trace_files
 from moe_placement.command.choice import WindowsWLE
 from moe_placement.command.progress import Bar
 from moe_placement.command.usage import UsageError
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strategies", type=flags.names, metavar="NAME,…",
         default=tuple(strategy.value for strategy in Strategy), help="default: all of them",
     )  # fmt: skip
-    arguments.add_ranks(parser, sized=True, dead=False)
+    arguments.add_ranks(parser, sized=True, draining=False)
     arguments.add_copies(parser)
     group = parser.add_argument_group("policy, as spec.rebalancing says it")
     group.add_argument(
@@ -88,17 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-bytes-per-second", type=flags.byte_count, default=200_000_000, metavar="N",
         help="that a rank receives (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="imbalance over time: .png or .svg"
-    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="over time: .png or .svg")
     arguments.add_json(parser)
 
 
 def run(parsed: argparse.Namespace) -> int:
     plot.check(parsed.plot)
+    outputs.check_apart({"--plot": parsed.plot}, {"TRACE": parsed.trace})
     strategies = _strategies(parsed.strategies)
     windows_WLE = trace_files.read_trace(parsed.trace, arguments.choice(parsed), parsed.rounds)
-    capacity = arguments.capacity(parsed, parsed.ranks)
+    every = arguments.capacity(parsed, parsed.ranks)
+    capacity = every.only(every.open_R)  # ranks that are dead take no part
     policy = _policy(parsed, capacity, windows_WLE.shape[2])
     found = _replayed(parsed, windows_WLE, capacity, policy, strategies)
     if parsed.plot is not None:
@@ -116,9 +116,9 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _strategies(names: Sequence[str]) -> list[Strategy]:
     known = [strategy.value for strategy in Strategy]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--strategies: {name!r} is none of {', '.join(known)}")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"--strategies: {unknown[0]!r} is none of {', '.join(known)}")
     return [Strategy(name) for name in dict.fromkeys(names)]
 
 

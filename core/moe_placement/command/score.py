@@ -18,6 +18,7 @@ from moe_placement import split
 from moe_placement.capacity import DomainsR
 from moe_placement.command import arguments, figure_tables, plan_files, tables
 from moe_placement.command.figures import Figures, figures
+from moe_placement.command.outcome import surviving
 from moe_placement.command.plan_files import PlanFile
 from moe_placement.placement import Placement
 
@@ -34,7 +35,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan, in any format (convert)")
     arguments.add_load(parser)
-    arguments.add_ranks(parser, sized=False)
+    arguments.add_ranks(parser, sized=False, draining=False)
     parser.add_argument(
         "--resplit", action="store_true",
         help="with the fractions that balance this load best, as if they were published again",
@@ -47,7 +48,7 @@ def run(parsed: argparse.Namespace) -> int:
     plan = plan_files.read_plan("PLAN", parsed.plan, parsed.ranks)
     plan_files.check_experts("PLAN", parsed.plan, plan, load.experts_L)
     capacity = arguments.capacity(parsed, plan.num_ranks, plan.placement.slots_LRS.shape[2])
-    placement = plan.placement
+    placement = surviving(plan.placement, capacity.live_R)
     if parsed.resplit:
         best = split.best_fractions(load.load_LE, placement.slots_LRS, capacity.speeds_R)
         placement = Placement(placement.slots_LRS, best)

@@ -27,15 +27,22 @@ MAX_ROWS = 16
 MAX_STRIP = 512
 STRIP_WIDTH = 64
 WARM, HOT = 1.05, 1.25
+MIN_WIDTH = 60
+"""Where there are fewer columns, the terminal breaks lines: it loses no digits."""
+BAR_WIDTH = 32
+BESIDE_BAR = 36
+"""Columns for what stands before a bar."""
 
 
 def show(*parts: RenderableType) -> None:
     """Print the parts on stdout, an empty line between them."""
     console = make_console()
+    width = console.width
     for number, part in enumerate(parts):
         if number:
             console.print()
-        console.print(part)
+        console.width = max(width, getattr(part, "min_width", None) or 0)
+        console.print(part, crop=False)
 
 
 def show_json(document: dict[str, Any]) -> None:
@@ -57,7 +64,9 @@ def make_console(*, stderr: bool = False) -> Console:
         raise UsageError(
             "tables need rich: pip install 'moe-operator[plan]', or use --json"
         ) from error
-    return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console = PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, MIN_WIDTH)
+    return console
 
 
 def table(
@@ -70,17 +79,35 @@ def table(
     """Columns without borders.
 
     The first `left` of them, those that `wrap` names and those without a heading begin left;
-    numbers end right. Only the columns of `wrap` are broken into lines.
+    numbers end right. Only the columns of `wrap` are broken into lines. Where the rest is too wide
+    headings are stacked; digits are never cut, sooner the terminal breaks the line.
     """
     from rich.table import Table
 
+    cells = list(rows)
+    if _width(headings, cells, wrap) > make_console().width:
+        headings = [heading.replace(" ", "\n") for heading in headings]
     out = Table(box=None, pad_edge=False, header_style="bold", show_header=any(headings))
+    out.min_width = _width(headings, cells, wrap)
     for place, heading in enumerate(headings):
         is_text = place < left or place in wrap or not heading
         out.add_column(heading, justify="left" if is_text else "right", no_wrap=place not in wrap)
-    for row in rows:
+    for row in cells:
         out.add_row(*row)
     return out
+
+
+def _width(
+    headings: Sequence[str], rows: Sequence[Sequence[str | Text]], wrap: Sequence[int]
+) -> int:
+    """Characters of a line with every cell whole, or in the columns of `wrap` every word; a row may
+    leave out its last cells."""
+    widths = [max(map(len, heading.split("\n"))) for heading in headings]
+    for row in rows:
+        for place, cell in enumerate(row):
+            words = str(cell).split() if place in wrap else [cell]
+            widths[place] = max([widths[place], *map(len, words)])
+    return sum(widths) + 2 * (len(widths) - 1)
 
 
 def text(line: str, style: str = "") -> Text:
@@ -106,6 +133,7 @@ def rank_bars(
         return _strips(relative_R)
     several = len(set(domains_R)) > 1
     largest = float(np.nanmax(relative_R, initial=0.0))
+    width = min(BAR_WIDTH, make_console().width - BESIDE_BAR)
     rows = []
     for rank, value in enumerate(relative_R.tolist()):
         takes_part = not np.isnan(value)
@@ -115,7 +143,7 @@ def rank_bars(
                 str(domains_R[rank]) if several else "",
                 f"{tokens_R[rank]:,.0f}" if takes_part else "–",
                 f"{value:.3f}" if takes_part else "–",
-                graded(value, bars.bar(value, largest, 32)) if takes_part else "not in the plan",
+                graded(value, bars.bar(value, largest, width)) if takes_part else "not in the plan",
             ]
         )
     headings = ["rank", "domain" if several else "", "tokens", "÷ mean", ""]

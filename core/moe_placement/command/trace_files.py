@@ -41,11 +41,13 @@ def read_trace(path: Path, choice: Choice, rounds: int = 1) -> WindowsWLE:
 
 def _windows(path: Path, choice: Choice) -> WindowsWLE:
     if path.suffix == ".npy":
+        choice.only(FLAG, path, "windows")
         return _of_array(path, arrays.read_npy(FLAG, path))
     if path.suffix == ".npz":
         found = arrays.read_npz(FLAG, path)
         if token_routing.is_routing(found):
             return token_routing.windows(FLAG, path, found, choice)
+        choice.only(FLAG, path, "windows")
         return _of_array(path, arrays.pick(FLAG, path, found, *load_files.KEYS))
     if path.suffix in texts.SUFFIXES:
         return _of_document(path, texts.read_text(FLAG, path), choice)
@@ -63,9 +65,11 @@ def _of_array(path: Path, array: arrays.Array) -> WindowsWLE:
 def _of_document(path: Path, document: Any, choice: Choice) -> WindowsWLE:
     reports = load_reports.find(FLAG, path, document)
     if reports is not None:
+        choice.only(FLAG, path, "windows")
         rows = load_reports.intervals(reports)
         loads: list[Load] | None = [load_files.of_rows(FLAG, path, window) for window in rows]
     else:
+        choice.only(FLAG, path, "windows", "corpora")
         loads = load_files.corpora(FLAG, path, document, choice)
     if not loads:
         raise UsageError(

@@ -248,7 +248,7 @@ def test_a_heat_map(tmp_path: Path, suffix: str) -> None:
         (("--dead", "6"), ("--dead", "rank 6", "0 to 5")),
         (("--dead", "0-5"), ("no rank is left",)),
         (("--dead", "0-2"), ("16 experts",)),
-        (("--draining", "1-2-3"), ("--draining", "'2-3'")),
+        (("--draining", "1-2-3"), ("--draining", "'1-2-3'")),
         (("--speeds", "1,2"), ("--speeds", "6 ranks")),
         (("--split", "odd"), ("--split", "'odd'", "even")),
         (("--max-moves", "-1"), ("--max-moves",)),

@@ -97,7 +97,9 @@ def test_a_trace_without_tokens_changes_nothing(tmp_path: Path) -> None:
         (("--max-bytes-per-second", "fast"), ("--max-bytes-per-second", "'fast'")),
         (("--min-copies", "2"), ("min_copies",)),
         (("--plot", "time.pdf"), ("--plot", ".png or .svg")),
-        (("--dead", "1"), ("--dead",)),
+        (("--dead", "4"), ("--dead", "rank 4")),
+        (("--dead", "0,1"), ("8 experts",)),
+        (("--draining", "1"), ("--draining",)),
     ],
 )
 def test_flags_that_do_not_fit(trace: Path, flags: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -99,7 +99,7 @@ def test_no_colours_without_a_terminal(plan: Path, tmp_path: Path) -> None:
         (("--dead", "0,1"), ("no rank is left",)),
         (("--dead", "x"), ("--dead", "'x'")),
         (("--dead", "3-1"), ("--dead", "'3-1'")),
-        (("--draining", "9"), ("--draining", "rank 9")),
+        (("--dead", "9"), ("--dead", "rank 9")),
         (("--speeds", "1"), ("--speeds", "2 ranks")),
         (("--speeds", "1,x"), ("--speeds", "'1,x'")),
         (("--speeds", "1,-1"), ("rank 1 has speed -1",)),

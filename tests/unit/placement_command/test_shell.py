@@ -42,7 +42,7 @@ def start(*arguments: object, code: str = "", **options: object) -> subprocess.P
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=DEADLINE_SECONDS)
-    return process.returncode, out.decode(), err.decode()
+    return process.returncode, (out or b"").decode(), err.decode()
 
 
 @pytest.fixture
@@ -87,6 +87,37 @@ def test_a_closed_pipe_is_no_error(load: Path) -> None:
         os.close(writer)
         _, err = process.communicate(timeout=DEADLINE_SECONDS)
         assert (process.returncode, err) == (0, b"")
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_stdout_on_a_full_disk(load: Path, more: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:
+        code, _, err = finish(start(*plan_flags(load), *more, stdout=full))
+    assert (code, err) == (2, "moe-plan: can not write to stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+@pytest.mark.parametrize("ranks", [4, 1])
+def test_a_closed_stream(load: Path, closed: str, ranks: int) -> None:
+    """What one cannot say does not end up in the other."""
+    flags = ["plan", "--load", load, "--ranks", ranks, "--slots-per-rank", 5]
+    process = start(*flags, code=f"import sys; sys.{closed}.close(); sys.{closed} = None")
+    code, out, err = finish(process)
+    assert code == (0 if ranks == 4 else 2)
+    assert bool(out) == (closed == "stderr" and code == 0)
+    assert bool(err) == (closed == "stdout" and code == 2)
+    assert "Traceback" not in err
+
+
+def test_memory_that_is_not_there(load: Path) -> None:
+    none_left = (
+        "import moe_placement.planner as planner\n"
+        "def plan(*_):\n"
+        "    raise MemoryError\n"
+        "planner.plan = plan\n"
+    )
+    code, out, err = finish(start(*plan_flags(load), code=none_left))
+    assert (code, out, err.count("\n")) == (2, "", 1)
 
 
 def test_interrupted(load: Path) -> None:
