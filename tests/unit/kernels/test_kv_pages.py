@@ -242,6 +242,32 @@ def test_latents_come_back_as_their_codes_keep_them(kv_format: KvFormatName) -> 
     assert all(torch.equal(a, b) for a, b in zip(pages.tensors, single.tensors, strict=True))
 
 
+@pytest.mark.parametrize("kv_format", [name for name in KV_FORMATS if name != "k8v4"])
+def test_the_probe_looks_at_latents_too(kv_format: KvFormatName) -> None:
+    latent, rope = latents(TOKENS)
+    pages = allocate_pages(KvFormat(kv_format), LATENT, NUM_BLOCKS, BLOCK)
+    pages.probe.wanted = True
+    append_latent(pages, latent, rope, slots_in(IN_ORDER))
+    few = pages.probe.max_tokens
+    fp8_rope = "fp8" if kv_format in ("nvfp4", "mxfp4") else kv_format
+    worst = max(
+        relative_error(latent[:few], as_kept(kv_format, "latent", latent[:few])),
+        relative_error(rope[:few], as_kept(fp8_rope, "rope", rope[:few])),
+    )
+    assert pages.probe.relative_error == pytest.approx(worst, rel=1e-5)
+
+
+def test_given_scales_of_latents_are_used() -> None:
+    latent, rope = latents(3)
+    scales = LayerScales(of_side={"latent": 0.5, "rope": 0.25})
+    pages = allocate_pages(KvFormat("nvfp4"), LATENT, 2, BLOCK, scales=scales)
+    append_latent(pages, latent, rope, torch.arange(3))
+    read_latents, read_ropes = read_latent(pages, torch.tensor([[0]]))
+    kept = dequantize_nvfp4(*quantize_nvfp4(latent, 0.5), 0.5)
+    assert torch.equal(read_latents[0, :3], kept)
+    assert torch.equal(read_ropes[0, :3], dequantize_fp8(quantize_fp8(rope, 0.25), 0.25))
+
+
 @given(
     name=st.sampled_from(KV_FORMATS),
     heads=st.integers(1, 3),
