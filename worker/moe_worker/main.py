@@ -18,6 +18,7 @@ from pathlib import Path
 from moe_api import logs, names
 from moe_api.document import DocumentError
 from moe_api.worker import WorkerConfig
+from moe_worker import bench
 from moe_worker.api.api_key import ApiKeysUnusable
 from moe_worker.listener import AddressInUse
 from moe_worker.serve import Identity, ServeSettings, serve
@@ -31,6 +32,7 @@ Serve a Mixture-of-Experts model with its experts spread over a group of workers
 
   moe-worker local   a whole group on this machine, no Kubernetes: start here
   moe-worker serve   one member of a group; the operator runs this in each pod
+  moe-worker bench   measure a server of OpenAI's API, this one or another
 """
 SERVE_DESCRIPTION = f"""\
 Run one worker. It reads its configuration and its model, then waits for a plan on the control port;
@@ -76,6 +78,7 @@ def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands, environment)
     _add_local(commands)
+    _add_bench(commands, environment)
     return parser
 
 
@@ -161,6 +164,20 @@ def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     local.add_arguments(parser)
     parser.set_defaults(run=local.run)
+
+
+def _add_bench(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    environment: Mapping[str, str],
+) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure a server of OpenAI's API",
+        description=bench.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench.add_arguments(parser, environment)
+    parser.set_defaults(run=bench.run)
 
 
 def _serve(parsed: argparse.Namespace) -> int:

@@ -1,0 +1,35 @@
+"""Measure a server of OpenAI's API: this project's workers or any other.
+
+Sends streamed completions to --url and to nobody else, and reports latencies, throughput and how
+every request ended.
+
+  --concurrency N  closed loop: N users, each sends the next request when the last one is answered
+  --rate R         open loop: R requests a second on average, at random (Poisson), however slow the
+                   server is. Every latency counts from when a request was due, not from when a
+                   connection was free for it: a server that falls behind can not hide it
+                   (no coordinated omission).
+
+Exit code: 0 every request was answered, 1 some were not (see --allow-failures), 2 it could not
+begin, 130 interrupted; Ctrl-C shows what was measured so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from moe_worker.bench.arguments import add_arguments, options_of
+from moe_worker.bench.bench_error import BenchError
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measure; returns the exit code."""
+    from moe_worker.bench.session import run_session
+
+    try:
+        return run_session(options_of(parsed))
+    except BenchError as error:
+        print(f"moe-worker bench: {error}", file=sys.stderr)
+        return 2
