@@ -61,3 +61,29 @@ def test_special_tokens_have_no_text_and_cost_no_context() -> None:
 def test_a_real_replacement_mark_in_the_text_survives() -> None:
     ids = TOKENIZER.encode("a\ufffdb").ids
     assert "".join(pieces_of(ids)) == "a\ufffdb"
+
+
+class Spaced:
+    """Like SentencePiece: a word's space is lost at the beginning of what is decoded."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return " ".join("abcdefgh"[token] for token in ids)
+
+
+def test_a_text_that_goes_on_keeps_the_space_before_its_first_word() -> None:
+    fresh, going_on = Detokenizer(Spaced()), Detokenizer(Spaced(), before=[0, 1])
+    assert fresh.push(2) + fresh.push(3) == "c d"
+    assert going_on.push(2) + going_on.push(3) == " c d"
+
+
+@given(st.text(), st.text())
+def test_what_goes_on_from_a_prompt_is_the_rest_of_both(before: str, text: str) -> None:
+    prompt, ids = TOKENIZER.encode(before).ids, TOKENIZER.encode(text).ids
+    detokenizer = Detokenizer(TOKENIZER, prompt)
+    pushed = "".join(detokenizer.push(token) for token in ids) + detokenizer.flush()
+    assert pushed == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def test_a_prompt_that_ends_in_half_a_character_is_no_context() -> None:
+    detokenizer = Detokenizer(TOKENIZER, [97, 0xC3])
+    assert detokenizer.push(98) == "b"
