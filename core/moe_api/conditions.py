@@ -60,6 +60,7 @@ class Reason(StrEnum):
     INCOMPLETE = "Incomplete"
     INSUFFICIENT_SLOTS = "InsufficientSlots"
     INVALID_SPEC = "InvalidSpec"
+    KV_CACHE_UNUSABLE = "KvCacheUnusable"
     LEVEL_LABEL_MISSING = "LevelLabelMissing"
     MAX_RESTARTS_REACHED = "MaxRestartsReached"
     MISSING = "Missing"
@@ -113,6 +114,7 @@ REASONS: dict[ConditionType, tuple[Reason, ...]] = {
         Reason.MODEL_HAS_NO_EXPERTS,
         Reason.INSUFFICIENT_SLOTS,
         Reason.MODEL_UNREADABLE,
+        Reason.KV_CACHE_UNUSABLE,
         Reason.MODEL_SOURCE_UNSUPPORTED,
         Reason.FAILURE_MODE_UNSUPPORTED,
     ),

@@ -79,6 +79,8 @@ class ModelShape(Part):
     """MoE layers."""
     experts: int
     top_k: int
+    expert_groups: int | None = None
+    """Equal groups of experts of which a token may use only a few; absent = no such rule."""
     bytes_per_expert: int
     kv_bytes_per_token: int
 
@@ -138,7 +140,8 @@ class WorkerState(Document):
     """Once the cache is allocated."""
     last_error: str | None = None
     error_reason: str | None = None
-    """Machine-readable cause when phase is Failed, e.g. ModelHasNoExperts, ModelUnreadable."""
+    """Machine-readable cause when phase is Failed: ModelHasNoExperts, ModelUnreadable,
+    KvCacheUnusable (all three no fault of the worker), KvDoesNotFit or an error's name."""
 
 
 class DrainRequest(Document):

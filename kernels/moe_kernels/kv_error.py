@@ -7,6 +7,7 @@ after the other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,9 +28,12 @@ class ErrorProbe:
 
     @property
     def relative_error(self) -> float | None:
-        """Relative L2 error of the newest sample, the worst side's; None before the first."""
+        """Relative L2 error of the newest sample, the worst side's; None before the first, and
+        where numbers are not finite."""
         newest = self._newest  # a tensor, so that a device need not be waited for when it is made
-        return None if newest is None else float(newest)
+        if newest is None or not math.isfinite(error := float(newest)):
+            return None
+        return error
 
     def take(self, given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
         """Each side's tokens as given, and what a reader gets of the first of them."""

@@ -83,6 +83,9 @@ def judge_model(
                 if state.error_reason == reason.value:
                     message = f"spec.model.uri {spec.model.uri}: {state.last_error or reason.value}"
                     return Acceptance(reason, message)
+            if state.error_reason == Reason.KV_CACHE_UNUSABLE.value:
+                message = f"spec.kvCache does not fit the model: {state.last_error or 'no message'}"
+                return Acceptance(Reason.KV_CACHE_UNUSABLE, message)
     if model is not None:
         return _judge_shape(spec, model)
     return _remembered(generation, previous)

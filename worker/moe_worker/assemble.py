@@ -62,7 +62,7 @@ def assemble(
     try:
         return Engine(engine_settings, arch, checkpoint, metrics), model
     except (KvFormatError, KvScalesUnusable) as error:
-        return _failed(settings, type(error).__name__, str(error)), None
+        return _failed(settings, "KvCacheUnusable", str(error)), None
 
 
 def _served_model(name: str, path: Path, arch: ModelArchitecture) -> ServedModel:

@@ -374,6 +374,15 @@ def test_a_center_pays_where_a_channel_has_an_offset() -> None:
     assert errors["center"] < 0.7 * errors["plain"]
 
 
+def test_an_error_that_is_no_number_is_not_told() -> None:
+    pages = pages_of("nvfp4")
+    k, v = random_kv(2)
+    k[0, 0, 0] = math.nan
+    pages.probe.wanted = True
+    append(pages, k, v, slots_in([0], 2))
+    assert pages.probe.relative_error is None
+
+
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
 def test_the_probe_tells_the_worst_sides_error_of_the_first_tokens(
     kv_format: KvFormatName,

@@ -234,6 +234,15 @@ class TestModelVerdict:
         assert verdict.reason == Reason.MODEL_UNREADABLE
         assert "/m/config.json is missing" in verdict.message
 
+    def test_d10_a_cache_that_does_not_fit_the_model_is_told_with_its_layer(self):
+        state = worker("u", 0, WorkerPhase.FAILED, error_reason="KvCacheUnusable",
+                       last_error="scales.json: layer 1 is missing", model=None)  # fmt: skip
+        verdict = judge_model(self.spec, [pod(0, state)], None, 3, [])
+        assert verdict.reason == Reason.KV_CACHE_UNUSABLE
+        assert not verdict.accepted
+        assert "spec.kvCache" in verdict.message
+        assert "layer 1 is missing" in verdict.message
+
     def test_another_failure_is_no_verdict(self):
         state = worker("u", 0, WorkerPhase.FAILED, error_reason="KvDoesNotFit", model=None)
         assert judge_model(self.spec, [pod(0, state)], None, 3, []) == VALID

@@ -63,7 +63,7 @@ class KvCache:
 
     @property
     def quantization_errors(self) -> list[float | None]:
-        """Relative L2 error of each layer's newest sample; None before its first."""
+        """Relative L2 error of each layer's newest sample; None before its first, or not finite."""
         return [pages.probe.relative_error for pages in self.layers]
 
     @property
