@@ -63,7 +63,9 @@ def test_words_are_counted_as_the_server_counts(
     assert abs(tokens(words) - wanted) <= max(overhead + per_word - wanted, 0.02 * wanted + 8)
 
 
-@pytest.mark.parametrize("small, large", [((16, 9), (80, 9)), ((80, 9), (16, 20)), ((1, 9), (2, 3))])  # fmt: skip  # noqa: PT006
+@pytest.mark.parametrize(
+    ("small", "large"), [((16, 9), (80, 9)), ((80, 9), (16, 20)), ((1, 9), (2, 3))]
+)
 def test_counts_that_can_not_be_are_not_believed(
     small: tuple[int, int], large: tuple[int, int]
 ) -> None:

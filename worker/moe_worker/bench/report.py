@@ -16,6 +16,8 @@ from moe_worker.bench.record import Outcome
 from moe_worker.bench.samples import Distribution
 
 SCHEMA = 1
+LEAST_SECONDS = 1e-6
+"""No rate is told of a shorter run."""
 
 
 class Ending(StrEnum):
@@ -65,10 +67,10 @@ class Report:
     latencies: Mapping[str, Distribution | None]
     """In seconds; None = no values."""
     throughput: Throughput | None
-    """None when no time went by."""
+    """None when hardly any time went by."""
     tokens: TokenSums
     goodput: Goodput | None
-    """None when there is no objective."""
+    """None when there is no objective, or hardly any time went by."""
     details: Mapping[str, int]
 
     @property
@@ -114,6 +116,7 @@ def report(
     """`interrupted_seconds`: when the run was interrupted, on the measurement's clock."""
     ended = measurement.ended_seconds if interrupted_seconds is None else interrupted_seconds
     seconds = ended - measurement.began_seconds
+    has_rates = seconds >= LEAST_SECONDS
     num_ok = measurement.outcomes[Outcome.OK]
     return Report(
         setting=setting,
@@ -123,14 +126,14 @@ def report(
         outcomes=dict(measurement.outcomes),
         retries=measurement.retries,
         latencies={name: found.distribution() for name, found in measurement.latencies.items()},
-        throughput=_throughput(measurement, num_ok, seconds) if seconds > 0 else None,
+        throughput=_throughput(measurement, num_ok, seconds) if has_rates else None,
         tokens=TokenSums(
             input=measurement.input_tokens if measurement.num_told_input else None,
             output=measurement.output_tokens,
             cached=measurement.cached_tokens if measurement.num_told_cached else None,
             answers_without_usage=num_ok - measurement.num_told_output,
         ),
-        goodput=_goodput(measurement, seconds) if objective and seconds > 0 else None,
+        goodput=_goodput(measurement, seconds) if objective and has_rates else None,
         details=dict(measurement.details),
     )
 
