@@ -17,6 +17,17 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}"
 )
+TOOL_TEMPLATE = (
+    "{%- if tools -%}{{- '<|user|>\\n' + tools | tojson + '<tool_call><|end|>\\n' -}}{%- endif -%}"
+    "{%- for message in messages -%}"
+    "{{- '<|' + ('assistant' if message['role'] == 'assistant' else 'user') + '|>\\n' -}}"
+    "{{- message['content'] -}}"
+    "{%- for call in message.tool_calls -%}{{- call.function | tojson -}}{%- endfor -%}"
+    "{{- '<|end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}"
+)
+"""As of a model that was trained to call tools."""
 
 
 def letter_of_byte() -> dict[int, str]:

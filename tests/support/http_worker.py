@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import httpx
 from prometheus_client import CollectorRegistry
@@ -25,7 +25,7 @@ from moe_worker.shutdown import Shutdown
 from moe_worker.text.chat_template import ChatTemplate
 from moe_worker.text.grammar import Grammars
 from moe_worker.text.prompt_tokenizer import PromptTokenizer
-from tests.support.byte_tokenizer import CHAT_TEMPLATE, END, byte_tokenizer
+from tests.support.byte_tokenizer import CHAT_TEMPLATE, END, TOOL_TEMPLATE, byte_tokenizer
 
 MODEL_NAME = "byte-moe"
 TOKEN = "control-secret"
@@ -43,6 +43,11 @@ def byte_model() -> ServedModel:
         stop_token_ids=stops,
         grammars=Grammars(tokenizer, vocab_size, stops),
     )
+
+
+def model_with_tools() -> ServedModel:
+    """The same model, with a template that knows tools."""
+    return replace(byte_model(), template=ChatTemplate(TOOL_TEMPLATE, {}))
 
 
 @dataclass
