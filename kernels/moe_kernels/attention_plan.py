@@ -4,7 +4,7 @@ The unit is a pair of a *tile* (TILE_TOKENS queries of one sequence) and a *span
 of it). Pairs are run in passes that fit the processor's cache. Within a pass the longest tiles
 come first: the tiles that have a j-th span are then a prefix for every j, and sums need no index.
 A layer with a window has a plan of its own, whose tiles begin with the first span that they see:
-what lies before is not read.
+what lies before is not read. It is not freed either: a block is that of all layers.
 Neighbours: `moe_worker.engine.batch` gives the rows, `paged_attention` runs the plan.
 
 Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans, L SPAN_TOKENS, B blocks of a span.

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from moe_placement.initial import contiguous
-from tests.support import worker_processes
+from moe_worker.model.config import load_architecture
+from moe_worker.model.weights import Checkpoint
+from tests.support import engine_ranks, worker_processes
 from tests.support.gpt_oss_models import WINDOW, save_mxfp4_twins
 from tests.support.serving_group import (
     ServingGroup,
@@ -23,6 +25,12 @@ from tests.support.serving_group import (
 
 pytestmark = pytest.mark.processes
 EXPERTS, LAYERS, SLOTS = 8, 4, 6
+HIDDEN, INTERMEDIATE = 64, 96
+PACKED_BYTES_PER_EXPERT = (
+    3 * HIDDEN * INTERMEDIATE // 2  # codes
+    + 3 * HIDDEN * INTERMEDIATE // 32  # scales
+    + (2 * INTERMEDIATE + HIDDEN) * 4  # biases
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "packed"
 
 
+def shared_bytes(model: Path) -> int:
+    return Checkpoint(model, load_architecture(model)).shared_bytes
+
+
 def test_two_ranks_give_the_logits_of_one_also_while_experts_move(
     pool: worker_processes.Pool, model: Path
 ) -> None:
@@ -50,6 +62,10 @@ def test_two_ranks_give_the_logits_of_one_also_while_experts_move(
     group = ServingGroup(pool, model, 2, kv="nvfp4", max_batched_tokens=16)
     first = contiguous(LAYERS, EXPERTS, 2, SLOTS)
     group.form([0, 1], first)
+    for rank in range(2):
+        read, _ = group.rank(rank).call(engine_ranks.checkpoint_bytes)
+        held = int((first[:, rank] >= 0).sum())
+        assert read == shared_bytes(model) + held * PACKED_BYTES_PER_EXPERT
     assert_same(group.generate(requests, 12), wanted)
     for number, slots in enumerate(random_walk(first, 2, seed=3)):
         during = {f"{name}-{number}": prompt for name, prompt in requests.items()}
