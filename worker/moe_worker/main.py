@@ -39,7 +39,7 @@ Run one worker. It reads its configuration and its model, then waits for a plan 
 once its group has formed it answers OpenAI's API on the public port.
 
   public   :{names.HTTP_PORT}  /v1/models /v1/completions /v1/chat/completions
-                  /v1/requests/ID (DELETE cancels) /healthz /readyz /metrics
+                  /v1/requests/ID (DELETE cancels) /openapi.json /healthz /readyz /metrics
   control  :{names.CONTROL_PORT}  /control/v1/… with "Authorization: Bearer TOKEN"; never expose it
 
 SIGTERM drains: nothing new is let in, requests finish (at most drainSeconds), then it exits with 0.

@@ -1,6 +1,6 @@
 """Finds stop strings in text that arrives in pieces, and never lets a part of one slip out.
 
-Neighbours: `completion` feeds it what `detokenizer` gives. One automaton per stop string
+Neighbours: `api.pieces` feeds it what `detokenizer` gives. One automaton per stop string
 (Knuth, Morris, Pratt 1977), so a character costs the same however long the text that is held back.
 """
 
