@@ -5,7 +5,8 @@ that share a kv head) and a span of keys; a query's spans are added up in order 
 query's result depends on its own keys alone, neither on its tile, its chunk, nor on the other
 sequences. A span that a query does not see adds exact zeros; a token that nobody sees, past a
 sequence's end or before every window, is zero whatever its block held before.
-Neighbours: `attention_plan` decides the order of work, `kv_pages` reads the cache.
+Neighbours: `attention_plan` decides the order of work, `kv_pages` reads the cache,
+`latent_attention` is this between two products.
 
 Letters: T tokens, N kv heads, G query heads per kv head, D head_dim, U tiles, W TILE_TOKENS,
 M rows of a tile (W · G), P pairs, S spans, L SPAN_TOKENS.
@@ -23,6 +24,7 @@ from moe_kernels.attention_plan import (
     AttentionPass,
     AttentionPlan,
 )
+from moe_kernels.kv_formats import LatentShape
 from moe_kernels.kv_pages import KvPages
 
 
@@ -38,7 +40,8 @@ def paged_attention(
     """softmax(scale · q · kᵀ) · v over each query's keys up to its own position, float32 [T, H, D].
 
     H = N · G query heads, head h reading kv head h // G. The step's own keys and values must lie
-    in the pages already.
+    in the pages already. Of latent pages the one key is the latent and the rotated part after it,
+    the value is the latent: what comes back is as wide as that.
 
     Args:
         scale: absent = 1/√D.
@@ -63,15 +66,16 @@ def paged_attention(
         sinks_UNM = _sinks_of_tiles(sinks_H.view(num_kv_heads, group), q_UNMD, pages)
     if pages.key_channel_ND is not None:
         q_UNMD = q_UNMD * pages.key_channel_ND[:, None]
-    out_UNMD = torch.empty_like(q_UNMD)
+    value_dim = pages.shape.latent_dim if isinstance(pages.shape, LatentShape) else head_dim
+    out_UNMD = q_UNMD.new_empty((*q_UNMD.shape[:3], value_dim))
     for part in plan.passes:
         tiles = slice(part.first_tile, part.first_tile + part.tiles_per_span[0])
         sinks = None if sinks_UNM is None else sinks_UNM[tiles]
         out_UNMD[tiles] = _run_pass(q_UNMD[tiles], pages, part, sinks)
     by_place = (
-        out_UNMD.view(-1, num_kv_heads, TILE_TOKENS, group, head_dim)
+        out_UNMD.view(-1, num_kv_heads, TILE_TOKENS, group, value_dim)
         .transpose(1, 2)
-        .reshape(-1, num_heads, head_dim)
+        .reshape(-1, num_heads, value_dim)
     )
     return by_place[plan.place_of_row_T]
 
@@ -90,7 +94,7 @@ def _run_pass(
     part: AttentionPass,
     sinks_UNM: Tensor | None,
 ) -> Tensor:
-    k_SNLD, v_SNLD = kv_pages.read(pages, part.span_blocks_SB)
+    k_SNLD, v_SNLD = _read(pages, part.span_blocks_SB)
     # A weight of zero times an old NaN would still be NaN.
     spans, places = part.stale_places
     v_SNLD.transpose(1, 2)[spans, places] = 0.0
@@ -112,13 +116,22 @@ def _run_pass(
     weights_PNML = scores_PNML.sub_(top_UNM[part.pair_tiles_P].unsqueeze(-1)).exp_()
     parts_PNMD = _products(weights_PNML, v_SNLD, part.pair_spans_P)
     sums_PNM = weights_PNML.sum(dim=-1)
-    sum_UNM, out_UNMD = torch.zeros_like(top_UNM), torch.zeros_like(q_UNMD)
+    sum_UNM = torch.zeros_like(top_UNM)
+    out_UNMD = top_UNM.new_zeros((*top_UNM.shape, v_SNLD.shape[-1]))
     for tiles, pairs in _by_span(part.tiles_per_span):
         sum_UNM[tiles] += sums_PNM[pairs]
         out_UNMD[tiles] += parts_PNMD[pairs]
     if sinks_UNM is not None:
         sum_UNM += (sinks_UNM - top_UNM).exp()
     return out_UNMD / sum_UNM.unsqueeze(-1)
+
+
+def _read(pages: KvPages, blocks_SB: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [S, N, L, D] and values, which alone may be written to."""
+    if not isinstance(pages.shape, LatentShape):
+        return kv_pages.read(pages, blocks_SB)
+    latent_SLD, rope_SLR = kv_pages.read_latent(pages, blocks_SB)
+    return torch.cat((latent_SLD, rope_SLR), dim=-1).unsqueeze(1), latent_SLD.unsqueeze(1)
 
 
 def _products(a_PNMX: Tensor, b_SNXY: Tensor, spans_P: Tensor) -> Tensor:

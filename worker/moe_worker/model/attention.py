@@ -22,6 +22,7 @@ from moe_kernels.kv_pages import KvPages
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
+from moe_worker.model.mla import LatentAttention
 from moe_worker.model.spec import AttentionSpec, LatentSpec, ModelSpec
 
 Rotation = tuple[Tensor, Tensor]
@@ -109,4 +110,5 @@ def _wide(bias: Tensor | None) -> Tensor | None:
 
 _KINDS: dict[type[AttentionSpec | LatentSpec], Callable[..., Attention]] = {
     AttentionSpec: GroupedQueryAttention,
+    LatentSpec: LatentAttention,
 }

@@ -102,6 +102,9 @@ class LatentSpec:
     scale: float
     """Multiplies q · k, with YaRN's correction in it."""
     bias: bool = False
+    """Of the projections from and to the hidden states, but not of a plain query projection."""
+    rope_interleaved: bool = True
+    """Rotated pairs are neighbours, in rows of the query and the latent projection."""
 
     def window(self, layer: int) -> int | None:
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from moe_worker.model.families import (
+    deepseek_v2,
+    deepseek_v3,
     gpt_oss,
     granite_moe,
     mixtral,
@@ -20,6 +22,8 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_moe.FAMILY,
     olmoe.FAMILY,
     granite_moe.FAMILY,
+    deepseek_v2.FAMILY,
+    deepseek_v3.FAMILY,
     gpt_oss.FAMILY,
 )
 
