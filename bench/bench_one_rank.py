@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from moe_worker.engine.sequence import SamplingParams, Sequence
+from moe_worker.engine.sampling_params import SamplingParams
+from moe_worker.engine.sequence import Sequence
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank
 

@@ -32,7 +32,7 @@ from moe_worker.control import control_app
 from moe_worker.engine.engine import Engine
 from moe_worker.engine.events import Event, Finished, Prompt, Token
 from moe_worker.engine.fence import PlanAnswer
-from moe_worker.engine.sequence import SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.model.config import load_architecture
 from moe_worker.model.weights import Checkpoint

@@ -13,8 +13,8 @@ from moe_api.worker import KvConfig
 from moe_worker.engine.blocks import BlockPool
 from moe_worker.engine.kv import KvCache
 from moe_worker.engine.runner import Runner
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.scheduler import Scheduler, SchedulerLimits
-from moe_worker.engine.sequence import SamplingParams
 from moe_worker.engine.sequence import Sequence as Generation
 from moe_worker.model.config import ModelArchitecture, load_architecture
 from moe_worker.model.transformer import Transformer

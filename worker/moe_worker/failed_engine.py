@@ -15,7 +15,7 @@ from moe_api.load import LoadReport
 from moe_api.plan import Fence, GroupPlan
 from moe_api.worker import WorkerPhase, WorkerState
 from moe_worker.engine.events import EventSink, NotAdmitting
-from moe_worker.engine.sequence import SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 
 RETRY_SECONDS = 60.0
 

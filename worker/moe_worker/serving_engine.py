@@ -13,7 +13,7 @@ from moe_api.load import LoadReport
 from moe_api.plan import Fence, GroupPlan
 from moe_api.worker import WorkerState
 from moe_worker.engine.events import EventSink
-from moe_worker.engine.sequence import SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 
 
 class PlanAnswer(Protocol):

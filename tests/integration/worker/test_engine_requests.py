@@ -15,8 +15,8 @@ from moe_api.worker import KvConfig, ModelConfig, SchedulerConfig, WorkerConfig,
 from moe_placement.initial import contiguous
 from moe_worker.engine.engine import Engine
 from moe_worker.engine.events import Event, Finished, NotAdmitting, Prompt, Token
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.scheduler import QueueFull, RequestTooLong
-from moe_worker.engine.sequence import SamplingParams
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.model.config import load_architecture
 from moe_worker.model.weights import Checkpoint

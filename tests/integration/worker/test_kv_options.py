@@ -18,7 +18,7 @@ from moe_placement.initial import contiguous
 from moe_worker.engine.engine import Engine
 from moe_worker.engine.events import Event, Finished
 from moe_worker.engine.kv_scales import KvScalesUnusable
-from moe_worker.engine.sequence import SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.metrics import EngineCollector
 from moe_worker.model.config import load_architecture

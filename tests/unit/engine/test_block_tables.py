@@ -14,9 +14,10 @@ from moe_worker.engine.block_tables import BlockTables, Start
 from moe_worker.engine.blocks import BlockPool, OutOfBlocks
 from moe_worker.engine.events import TokenLogprobs
 from moe_worker.engine.prefix_index import Digest, PrefixIndex, chain_digest, pack
-from moe_worker.engine.sequence import SamplingParams, Sequence
+from moe_worker.engine.sampling_params import SamplingParams
+from moe_worker.engine.sequence import Sequence
 
-NUM_BLOCKS = 10
+NUM_BLOCKS = 6
 BLOCK_SIZE = 2
 PARAMS = SamplingParams(max_tokens=100)
 JUDGED = SamplingParams(max_tokens=100, prompt_logprobs=0)

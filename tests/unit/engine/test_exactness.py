@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from moe_worker.engine.sequence import SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.sequence import Sequence as Generation
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace

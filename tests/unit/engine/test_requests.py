@@ -5,10 +5,11 @@ from typing import ClassVar
 
 import pytest
 
-from moe_worker.engine.events import Event, Finished, Prompt, Token
+from moe_worker.engine.events import Event, Finished, Prompt, Token, TokenLogprobs
 from moe_worker.engine.observer import Unobserved
 from moe_worker.engine.requests import Requests
-from moe_worker.engine.sequence import SamplingParams, Sequence
+from moe_worker.engine.sampling_params import SamplingParams
+from moe_worker.engine.sequence import Sequence
 
 
 def sequence(request_id: str = "a") -> Sequence:
@@ -80,3 +81,19 @@ def test_a_listener_that_fails_is_cancelled_and_the_others_go_on(
     with caplog.at_level(logging.CRITICAL + 1):
         requests.tell_tokens("a")
     assert requests.take_cancelled() == {"a"}
+
+
+def test_the_prompt_is_told_once_with_what_was_cached_and_judged() -> None:
+    told: list[Event] = []
+    requests, seq = Requests(Unobserved()), sequence()
+    seq.num_cached_tokens = 2
+    requests.add(seq, told.append)
+    first, second = TokenLogprobs(2, -1.0), TokenLogprobs(3, -2.0)
+    requests.tell_prompt("a", [first], done=False)
+    assert told == []
+    requests.tell_prompt("a", [second], done=True)
+    seq.output += [7]
+    requests.tell_tokens("a", TokenLogprobs(7, -3.0))
+    requests.tell_prompt("a", (), done=True)
+    assert told == [Prompt(2, (first, second)), Token(7, 0, TokenLogprobs(7, -3.0))]
+    requests.tell_prompt("nobody", (), done=True)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from moe_worker.engine.runner import Runner
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.scheduler import Scheduler
-from moe_worker.engine.sequence import SamplingParams, Sequence
+from moe_worker.engine.sequence import Sequence
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace, run_all
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from moe_worker.engine.blocks import BlockPool
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.schedule import Schedule
 from moe_worker.engine.scheduler import (
     QueueFull,
@@ -21,7 +22,7 @@ from moe_worker.engine.scheduler import (
     Scheduler,
     SchedulerLimits,
 )
-from moe_worker.engine.sequence import SamplingParams, Sequence
+from moe_worker.engine.sequence import Sequence
 
 STOP = 0
 

@@ -23,7 +23,7 @@ from moe_worker.engine.loading import Loader
 from moe_worker.engine.loop import EngineLoop
 from moe_worker.engine.observer import Observer, Unobserved
 from moe_worker.engine.report import load_report, worker_state
-from moe_worker.engine.sequence import SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.sequence import Sequence as Generation
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.expert.routing_table import check_covered

@@ -10,7 +10,7 @@ from typing import Literal
 
 from moe_worker.engine.events import TokenLogprobs
 from moe_worker.engine.prefix_index import Prefix
-from moe_worker.engine.sampling_params import SamplingParams as SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 
