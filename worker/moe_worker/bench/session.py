@@ -1,6 +1,6 @@
 """From options to exit code: check what can be checked before, run, tell, whatever ended it.
 
-Neighbours: `moe_worker.bench` has the flags, `run` is the run.
+Neighbours: `moe_worker.bench` has the flags, `experiment` is the run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from rich.console import Console
 
 from moe_worker.bench.bench_error import BenchError
+from moe_worker.bench.experiment import Experiment
 from moe_worker.bench.options import Options
 from moe_worker.bench.prompts import FilePrompt, Synthetic, read_prompts
 from moe_worker.bench.report import Ending, Report, report
-from moe_worker.bench.run import Run
 from moe_worker.bench.table import render
 from moe_worker.bench.target import Endpoint
 
@@ -92,8 +92,8 @@ async def _run_until_interrupted(
 ) -> Report | None:
     """The report of all that was measured; None = interrupted before."""
     loop = asyncio.get_running_loop()
-    run = Run(options, source)
-    measuring = asyncio.create_task(run.measure())
+    experiment = Experiment(options, source)
+    measuring = asyncio.create_task(experiment.measure())
     interrupted_at: list[float] = []
 
     def interrupt() -> None:
@@ -109,7 +109,9 @@ async def _run_until_interrupted(
             raise
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    if run.measurement is None or run.model is None:
+    if experiment.measurement is None or experiment.model is None:
         return None
-    early = interrupted_at[0] if interrupted_at and not run.is_complete else None
-    return report(run.measurement, options.objective, options.setting(run.model), early)
+    early = interrupted_at[0] if interrupted_at and not experiment.is_complete else None
+    return report(
+        experiment.measurement, options.objective, options.setting(experiment.model), early
+    )

@@ -32,7 +32,7 @@ PROBE_WORDS = (16, 80)
 SHOWN_EVERY_SECONDS = 0.25
 
 
-class Run:
+class Experiment:
     """What was measured stays here when the run is cancelled."""
 
     def __init__(self, options: Options, source: Sequence[FilePrompt] | Synthetic) -> None:
