@@ -18,7 +18,7 @@ from moe_kernels.activation import SwigluOai
 from moe_kernels.kv_pages import LayerScales
 from moe_worker.engine.kv import KvCache
 from moe_worker.engine.runner import Runner
-from moe_worker.engine.sequence import SamplingParams
+from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.sequence import Sequence as Generation
 from moe_worker.model.config import ModelUnreadable, load_architecture, parse_architecture
 from moe_worker.model.mxfp4 import Mxfp4
@@ -242,6 +242,19 @@ def test_chunks_of_a_prompt_change_no_bit(packed_rank: OneRank, kv_dtype: str) -
             asked, max_tokens=3, kv_dtype=kv_dtype, max_batched_tokens=chunk
         )
         assert_bit_equal(traces, whole)
+
+
+def test_cached_prefixes_and_preemption_change_no_bit(packed_rank: OneRank) -> None:
+    """Blocks that a window has passed are kept: another request begins with them."""
+    (long,) = prompts(7, lengths=(75,))
+    asked = [long, long[:74], [*long[:40], *long[:5]]]
+    alone = [packed_rank.generate([p], max_tokens=8, kv_dtype="nvfp4")[0] for p in asked]
+    assert_bit_equal(packed_rank.generate(asked, max_tokens=8, kv_dtype="nvfp4"), alone)
+    tight = packed_rank.generate(
+        asked, max_tokens=8, kv_dtype="nvfp4", num_blocks=11, prefix_caching=False
+    )
+    assert packed_rank.num_preemptions > 0
+    assert_bit_equal(tight, alone)
 
 
 def test_sinks_and_windows_decide(packed_rank: OneRank, twins: tuple[Path, Path]) -> None:
