@@ -235,7 +235,7 @@ def test_the_same_tokens_elsewhere_are_not_a_hit() -> None:
 
 
 def test_a_prompt_that_is_to_be_judged_is_computed_as_far_as_it_is_not() -> None:
-    tables = make()
+    tables = make(num_blocks=12)
     run(tables, (1, 2, 3, 4, 5, 6, 7))
     seq = Sequence("r", (1, 2, 3, 4, 5, 6, 7), JUDGED)
     assert tables.starts(seq)[0].num_cached_tokens == 0
