@@ -141,8 +141,7 @@ class BlockTables:
         known = None
         if not self.prefix_caching:
             return chain
-        size = self.block_size
-        for at in range(min(seq.num_tokens // size, seq.first_wanted // size + 1)):
+        for at in range(seq.num_tokens // self.block_size):
             known = self.pool.prefixes.find(known, self._block_tokens(seq, at))
             if known is None:
                 break
