@@ -99,6 +99,9 @@ def test_a_token_that_is_not_allowed_ends_the_following() -> None:
         ({"type": "string", "format": "weird"}, "weird"),
         ({"minimum": float("nan")}, "not JSON"),
         ({"description": "x" * MAX_GRAMMAR_BYTES}, "larger than"),
+        ({"enum": list(range(20_000))}, "20002 values"),
+        ({"properties": {f"p{i}": {} for i in range(1001)}}, "1001 properties"),
+        ({"anyOf": [{"properties": {f"p{i}": {}}} for i in range(1001)]}, "1001 properties"),
         ({"$ref": "#/$defs/nowhere"}, "nowhere"),
         ({"type": "string", "pattern": "["}, "regex"),
     ],
@@ -107,6 +110,14 @@ def test_a_schema_that_can_not_be_guided_is_refused(schema: dict[str, Any], reas
     with pytest.raises(GrammarRefused, match=reason) as caught:
         GRAMMARS.json(schema, lenient=False)
     assert len(str(caught.value)) < 300
+
+
+def test_as_many_properties_as_are_allowed_can_be_followed() -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(1000)}}
+    grammar = GRAMMARS.json(schema, lenient=False).begin()
+    ids = TOKENIZER.encode('{"p1": null, "p999": null').ids
+    for length in range(len(ids)):
+        assert grammar.allowed(ids[:length])[ids[length]]
 
 
 def test_leniently_unknown_keywords_are_let_be() -> None:

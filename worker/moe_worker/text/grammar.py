@@ -9,7 +9,7 @@ Neighbours: `tool_form` writes the grammars of tool calls, `api.prepare` asks fo
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,16 @@ from tokenizers import Tokenizer
 from moe_worker.engine.sampling_params import GrammarFailed
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""Of all schemas of a request together."""
+MAX_PROPERTIES = 1000
+"""Compiling takes a second for a thousand properties of an object, and a minute for five times as
+many."""
+MAX_VALUES = 10_000
+"""All of a schema's keywords, list items, … together. All bounds are for a request."""
 MAX_ERROR_CHARACTERS = 200
 JSON_WHITESPACE = r"[ \n\t]{0,40}"
 """Enough for an indented text, too little for an endless one."""
 LIMITS = LLParserLimits(
+    max_items_in_row=5 * MAX_PROPERTIES,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
@@ -32,7 +37,7 @@ LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Building takes at most tens of milliseconds, a step a few; beyond them it is an error."""
+"""A step takes milliseconds, at the limits some tens of them; beyond it is an error."""
 
 
 class GrammarRefused(ValueError):
@@ -68,6 +73,7 @@ class Grammars:
         Raises:
             GrammarRefused: with the reason.
         """
+        check_size([schema])
         return self.lark(f"start: {json_rule(schema, lenient)}")
 
     def lark(self, grammar: str) -> CompiledGrammar:
@@ -118,6 +124,25 @@ class FollowedGrammar:
 
     def _reason(self) -> str:
         return f"the answer's format can not be followed on: {_short(self._matcher.get_error())}"
+
+
+def check_size(schemas: Sequence[Mapping[str, Any]]) -> None:
+    """Raises GrammarRefused: the schemas of a request together would take too long to compile."""
+    num_properties = num_values = 0
+    rest: list[Any] = list(schemas)
+    while rest:
+        value = rest.pop()
+        num_values += 1
+        if isinstance(value, Mapping):
+            properties = value.get("properties")
+            num_properties += len(properties) if isinstance(properties, Mapping) else 0
+            rest += value.values()
+        elif isinstance(value, list):
+            rest += value
+    if num_properties > MAX_PROPERTIES:
+        raise GrammarRefused(f"{num_properties} properties are more than {MAX_PROPERTIES}")
+    if num_values > MAX_VALUES:
+        raise GrammarRefused(f"{num_values} values in schemas are more than {MAX_VALUES}")
 
 
 def json_rule(schema: dict[str, Any], lenient: bool) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moe_worker.text.grammar import json_rule
+from moe_worker.text.grammar import check_size, json_rule
 
 BEGIN = "<tool_call>"
 NAME = '\n{"name": "'
@@ -45,8 +45,9 @@ def calls_grammar(
         answer: rule of an answer without calls, None = any text. Not with `forced`.
 
     Raises:
-        GrammarRefused: a schema is not JSON.
+        GrammarRefused: a schema is not JSON, or they are too large together.
     """
+    check_size([tool.parameters for tool in tools])
     functions = " | ".join(f"function_{index}" for index in range(len(tools)))
     rules = [f"call: {_literal(NAME)} ({functions}) {_literal(END)}"]
     for index, tool in enumerate(tools):
