@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,15 @@ def test_e01_bad_input_is_4xx_and_never_reaches_the_engine(
             {"top_p": 0},
             {"top_p": 2},
             {"n": 0},
-            {"n": 2},
+            {"n": 9},
+            {"top_k": -2},
+            {"min_p": 2},
+            {"frequency_penalty": 3},
+            {"repetition_penalty": 0},
+            {"top_logprobs": 3},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            {"logit_bias": {"1792": 1}},
         )
     ]
     bad += [
@@ -179,6 +188,145 @@ def test_a_stop_string_over_token_borders_never_leaks(client: httpx.Client) -> N
             text, reason = choice["text"], choice["finish_reason"]
         assert text == whole[: whole.index(stop)]
         assert reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_e02_probabilities_when_all_but_one_token_are_impossible(
+    client: httpx.Client, stream: bool
+) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "ok"}}}
+    asked = body(
+        messages=HELLO, response_format=wanted, logprobs=True, top_logprobs=5, stream=stream
+    )
+    response = client.post(CHAT, json=asked)
+    assert response.status_code == 200
+    assert "Infinity" not in response.text
+    if stream:
+        chunks = events(iter(response.text.split("\n\n")))[:-1]
+        told = [c["choices"][0]["logprobs"] for c in chunks]
+        content = [entry for part in told if part for entry in part["content"]]
+    else:
+        content = response.json()["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in content) == b'"ok"'
+    assert all(entry["logprob"] == 0.0 for entry in content)
+    assert all(len(entry["top_logprobs"]) == 5 for entry in content)
+    assert {top["logprob"] for entry in content for top in entry["top_logprobs"][1:]} == {-9999.0}
+
+
+def test_a_seed_gives_the_same_answers_alone_and_together(client: httpx.Client) -> None:
+    asked = body(
+        prompt="import os\n",
+        max_tokens=24,
+        temperature=1.2,
+        top_k=50,
+        min_p=0.01,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        logprobs=2,
+    )
+    together = client.post(TEXT, json={**asked, "n": 4, "seed": 11}).json()
+    for index, choice in enumerate(together["choices"]):
+        [alone] = client.post(TEXT, json={**asked, "seed": 11 + index}).json()["choices"]
+        assert {**choice, "index": 0} == alone
+    assert len({choice["text"] for choice in together["choices"]}) > 1
+    both = client.post(TEXT, json={**asked, "prompt": ["import os\n", "def f("], "seed": 11}).json()
+    assert {**both["choices"][0], "index": 0} == {**together["choices"][0], "index": 0}
+    assert both["usage"]["prompt_tokens"] > together["usage"]["prompt_tokens"]
+
+
+def test_an_echo_judges_the_prompt_as_the_answer_was_judged(client: httpx.Client) -> None:
+    first = body(prompt="import os\n", max_tokens=12, temperature=0, logprobs=1, echo=True)
+    whole = client.post(TEXT, json=first).json()["choices"][0]
+    again = {**first, "prompt": whole["text"], "max_tokens": 1}
+    judged = client.post(TEXT, json=again).json()["choices"][0]
+    count = len(whole["logprobs"]["tokens"])
+    if judged["logprobs"]["tokens"][:count] == whole["logprobs"]["tokens"]:
+        told = judged["logprobs"]["token_logprobs"][:count]
+        assert told == whole["logprobs"]["token_logprobs"], "bit for bit, prompt or answer"
+    assert whole["logprobs"]["token_logprobs"][0] is None
+    assert all(value < 0 for value in judged["logprobs"]["token_logprobs"][1:])
+    assert "".join(whole["logprobs"]["tokens"]) == whole["text"]
+
+
+def test_penalties_and_biases_are_felt(client: httpx.Client) -> None:
+    asked = body(prompt="import os\n", max_tokens=30, temperature=0)
+    plain = client.post(TEXT, json={**asked, "logprobs": 0}).json()["choices"][0]
+    ids = client.post(TEXT, json={**asked, "frequency_penalty": 2, "presence_penalty": 2}).json()
+    assert ids["choices"][0]["text"] != plain["text"]
+    tokens = plain["logprobs"]["tokens"]
+    repeated = max(map(tokens.count, tokens))
+    penalised = client.post(TEXT, json={**asked, "repetition_penalty": 5, "logprobs": 0}).json()
+    fresh = penalised["choices"][0]["logprobs"]["tokens"]
+    assert max(map(fresh.count, fresh)) < repeated
+    forced = client.post(TEXT, json={**asked, "logit_bias": {"65": 100}, "max_tokens": 5}).json()
+    assert len(set(forced["choices"][0]["text"])) == 1
+
+
+def test_an_answer_of_a_given_form(worker: WorkerCommand) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "size": {"type": "integer", "maximum": 99}},
+        "required": ["ok", "size"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": schema, "strict": True},
+    }
+    with openai.OpenAI(base_url=f"{worker.public_url}/v1", api_key="none") as client:
+        for seed in range(3):
+            answer = client.chat.completions.create(
+                model=MODEL_NAME,
+                messages=HELLO,  # type: ignore[arg-type]
+                response_format=wanted,
+                seed=seed,
+                max_tokens=200,
+            )
+            [choice] = answer.choices
+            assert choice.finish_reason == "stop"
+            found = json.loads(choice.message.content or "")
+            assert type(found["ok"]) is bool
+            assert type(found["size"]) is int
+            assert found["size"] <= 99
+
+
+def test_a_prompt_seen_before_is_found_in_the_cache(client: httpx.Client) -> None:
+    asked = body(prompt=[7] * 100, max_tokens=2, temperature=0)
+    first = client.post(TEXT, json=asked).json()
+    second = client.post(TEXT, json=asked).json()
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
+    assert second["choices"] == first["choices"]
+    judged = client.post(TEXT, json={**asked, "echo": True, "logprobs": 0}).json()
+    assert len(judged["choices"][0]["logprobs"]["tokens"]) == 102
+    assert judged["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_e09_every_request_of_a_burst_is_answered(tmp_path: Path) -> None:
+    scheduler = {"maxRunning": 2, "maxQueued": 4}
+    with serving_worker(tmp_path, scheduler=scheduler) as running, running.client() as client:
+        client.timeout = httpx.Timeout(200)
+        asked = body(**{**LONG, "max_tokens": 100, "ignore_eos": True})
+        with ThreadPoolExecutor(10) as threads:
+            sent = [threads.submit(client.post, TEXT, json=asked) for _ in range(10)]
+            answers = [request.result() for request in sent]
+        codes = sorted(answer.status_code for answer in answers)
+        assert codes == [200] * 6 + [429] * 4
+        assert all(a.headers["retry-after"] for a in answers if a.status_code == 429)
+        until(lambda: state_of(running).requests_running == 0, "nothing runs")
+        assert state_of(running).requests_waiting == 0
+        # Counted when the answer is sent, which is before its sender looks.
+        until(lambda: (counted(running, "length"), counted(running, "rejected")) == (6, 4), "all")
+
+
+def test_a_worker_with_keys_asks_for_one(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("a-long-secret\n")
+    with serving_worker(tmp_path, api={"keyFile": str(tmp_path / "keys")}) as running:
+        with running.client() as client:
+            assert client.get("/v1/models").status_code == 401
+            headers = {"Authorization": "Bearer a-long-secret"}
+            assert client.get("/v1/models", headers=headers).status_code == 200
+        assert "a-long-secret" not in running.log()
 
 
 def test_counters_agree_with_the_answers(worker: WorkerCommand, client: httpx.Client) -> None:
