@@ -152,7 +152,7 @@ def test_attention_allocates_no_more_than_was_counted() -> None:
         paged_attention(q, pages, plan)
     assert profile.profiler is not None
     peak = held = 0
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profile.profiler.kineto_results.events()
     for event in sorted(events, key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
             held += event.nbytes()

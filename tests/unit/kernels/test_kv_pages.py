@@ -19,6 +19,7 @@ from moe_kernels.fp8 import dequantize_fp8, quantize_fp8
 from moe_kernels.kv_formats import (
     FIXED_SCALES,
     KV_FORMATS,
+    CodeName,
     HeadsShape,
     KvFormat,
     KvFormatError,
@@ -166,7 +167,8 @@ def test_nvfp4_layout_is_linear_data_and_scales_per_head() -> None:
     append(pages, k, v, torch.tensor([3 * BLOCK + 9]))
     (page,) = pages.parts
     assert page.scales is not None
-    for place, (x, side) in enumerate(((k, "key"), (v, "value"))):
+    sides: list[tuple[Tensor, Side]] = [(k, "key"), (v, "value")]
+    for place, (x, side) in enumerate(sides):
         packed, scales = quantize_nvfp4(x[0], FIXED_SCALES["nvfp4", side])
         assert torch.equal(page.data[3, place, :, 9], packed)
         assert torch.equal(page.scales[3, place, :, 9], scales)
@@ -336,8 +338,8 @@ def test_d10_given_scales_are_used(kv_format: KvFormatName) -> None:
     given = pages_of(kv_format, LayerScales(of_side={"key": 0.05}))
     one = pages_of(kv_format, LayerScales(of_side={"key": 1.0}))
     assert given.global_scales["key"] == pytest.approx(0.05)
-    code = "nvfp4" if kv_format == "nvfp4" else "fp8"
-    value_code = "fp8" if kv_format == "fp8" else "nvfp4"
+    code: CodeName = "nvfp4" if kv_format == "nvfp4" else "fp8"
+    value_code: CodeName = "fp8" if kv_format == "fp8" else "nvfp4"
     assert given.global_scales["value"] == FIXED_SCALES[value_code, "value"]
     assert pages_of(kv_format).global_scales["key"] == FIXED_SCALES[code, "key"]
     for pages in (given, one):
