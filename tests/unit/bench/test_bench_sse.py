@@ -40,6 +40,14 @@ def test_any_cut_gives_the_events_that_were_sent(
     assert parsed(cut(stream, places)) == ["\n".join(event) for event in events]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_no_single_cut_changes_an_event_of_two_lines(end: str) -> None:
+    stream = end.join(["data: é", "data: b", "", "data: c", "", ""]).encode()
+    for place in range(len(stream) + 1):
+        assert parsed([stream[:place], b"", stream[place:]]) == ["é\nb", "c"]
+    assert parsed([bytes([byte]) for byte in stream]) == ["é\nb", "c"]
+
+
 @given(st.lists(NOISE, max_size=4), TEXTS)
 def test_what_is_no_data_is_skipped(noise: list[str], text: str) -> None:
     noise = [line for line in noise if line != "data"]
