@@ -32,5 +32,8 @@ class Goal:
     """A layer is left alone when its fullest rank is no further than this above the bound."""
     near: bool = False
     """Weigh traffic between domains: a little balance (`crossing.SLACK`) for fewer crossings."""
+    num_groups: int | None = None
+    """Of experts that the router chooses as a unit; `near` keeps a group's in one domain where it
+    can. A new plan looks at it, single moves do not."""
     spread_domains: int = 1
     """Copies of an expert are wanted in so many domains, as far as there are copies and domains."""

@@ -53,6 +53,20 @@ def holders(slots_LRS: SlotsLRS, num_experts: int) -> HoldersLRE:
     return out
 
 
+def remaining(slots_LRS: SlotsLRS, fractions_LRS: FractionsLRS) -> Placement:
+    """What is left of a placement without some of its copies: the others serve all of their expert,
+    in proportion, or evenly where their shares were zero."""
+    index = np.nonzero(slots_LRS >= 0)
+    key_N = index[0] * (int(slots_LRS.max(initial=0)) + 1) + slots_LRS[index]
+    total_N = np.bincount(key_N, fractions_LRS[index])[key_N]
+    even_N = even_fractions(slots_LRS)[index]
+    lost_N = np.abs(total_N - 1) > FRACTION_TOLERANCE
+    share_N = fractions_LRS[index] / np.where(lost_N & (total_N > 0), total_N, 1.0)
+    out_LRS = np.zeros(slots_LRS.shape)
+    out_LRS[index] = np.where(total_N > 0, share_N, even_N)
+    return Placement(slots_LRS, out_LRS)
+
+
 def received(old_LRS: SlotsLRS, new_LRS: SlotsLRS) -> int:
     """Expert weights that some rank must receive: those it is to hold and does not hold yet."""
     num_experts = int(max(old_LRS.max(), new_LRS.max())) + 1

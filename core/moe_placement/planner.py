@@ -15,11 +15,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from moe_api.plan import even_fractions
 from moe_placement.capacity import Capacity
 from moe_placement.goal import Goal
 from moe_placement.initial import InsufficientSlots
-from moe_placement.placement import FRACTION_TOLERANCE, ExpertsL, Placement
+from moe_placement.placement import ExpertsL, Placement, remaining
 from moe_placement.planned import Level, Planned
 from moe_placement.recipe import plan_alike
 from moe_placement.score import LoadLE, check_load
@@ -60,7 +59,10 @@ def plan(
     # Layers with as many experts as each other are planned in one go.
     for num_experts in np.unique(experts_L).tolist():
         rows = np.flatnonzero(experts_L == num_experts)
-        there = current and _rest(current, rows, open_ranks)
+        there = None
+        if current is not None:
+            at = np.ix_(rows, open_ranks)
+            there = remaining(current.slots_LRS[at], current.fractions_LRS[at])
         left = goal.max_moves if goal.max_moves is None else max(0, goal.max_moves - moves)
         part = plan_alike(load_LE[rows, :num_experts], ranks, replace(goal, max_moves=left), there)
         at = np.ix_(rows, open_ranks, np.arange(part.placement.slots_LRS.shape[2]))
@@ -98,20 +100,3 @@ def _check(
             f"hold {most} experts: add slots or ranks",
             uncovered,
         )
-
-
-def _rest(
-    placement: Placement, layers: npt.NDArray[np.int64], ranks: npt.NDArray[np.int64]
-) -> Placement:
-    """What is left of a placement on some ranks: remaining copies serve all of their expert."""
-    at = np.ix_(layers, ranks)
-    slots_LRS, fractions_LRS = placement.slots_LRS[at], placement.fractions_LRS[at]
-    index = np.nonzero(slots_LRS >= 0)
-    key_N = index[0] * (int(slots_LRS.max(initial=0)) + 1) + slots_LRS[index]
-    total_N = np.bincount(key_N, fractions_LRS[index])[key_N]
-    even_N = even_fractions(slots_LRS)[index]
-    lost_N = np.abs(total_N - 1) > FRACTION_TOLERANCE
-    share_N = fractions_LRS[index] / np.where(lost_N & (total_N > 0), total_N, 1.0)
-    out_LRS = np.zeros(slots_LRS.shape)
-    out_LRS[index] = np.where(total_N > 0, share_N, even_N)
-    return Placement(slots_LRS, out_LRS)

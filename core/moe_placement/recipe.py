@@ -73,7 +73,12 @@ def plan_alike(load_LE: LoadLE, ranks: Capacity, goal: Goal, current: Placement 
 def _full(load_LE: LoadLE, ranks: Capacity, goal: Goal) -> Placement:
     if goal.near and goal.split is Split.FRACTIONS:
         slots_LRS, fractions_LRS = localise.plan(
-            load_LE, ranks.slots_R, ranks.speeds_R, ranks.domains_R, goal.copies
+            load_LE,
+            ranks.slots_R,
+            ranks.speeds_R,
+            ranks.domains_R,
+            goal.copies,
+            num_groups=goal.num_groups,
         )
         return _spread(load_LE, ranks, goal, Placement(slots_LRS, fractions_LRS))
     # Copies lie on neighbouring ranks: in another order they are in other domains at no cost.

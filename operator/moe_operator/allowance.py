@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moe_api.plan import PlanLimits
+from moe_api.worker import ModelShape
 from moe_operator.desired import Desired
 from moe_operator.members import MemberView
 from moe_operator.rules import Spread
@@ -49,6 +50,7 @@ def policy(
         deadline_seconds=rebalancing.deadline_seconds,
         domains=tuple(domains_R.tolist()),
         near=spread is None and bool(domains_R.any()),
+        num_groups=expert_groups(members),
         spread_domains=1 if spread is None else spread.min_domains,
         draining=tuple(leaving),
     )
@@ -76,5 +78,17 @@ def wave_limits(wish: Desired, members: Sequence[MemberView]) -> Limits:
 
 def bytes_per_expert(members: Sequence[MemberView]) -> int:
     """As workers read it of their model; 1 while none can tell."""
-    known = [m.worker.model for m in members if m.worker is not None and m.worker.model is not None]
-    return known[0].bytes_per_expert if known else 1
+    model = _model(members)
+    return 1 if model is None else model.bytes_per_expert
+
+
+def expert_groups(members: Sequence[MemberView]) -> int | None:
+    """That the model's router limits a token to; None without such a rule, or while none can
+    tell."""
+    model = _model(members)
+    return None if model is None else model.expert_groups
+
+
+def _model(members: Sequence[MemberView]) -> ModelShape | None:
+    known = (m.worker.model for m in members if m.worker is not None)
+    return next((model for model in known if model is not None), None)

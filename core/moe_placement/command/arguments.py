@@ -22,6 +22,7 @@ from moe_placement.copy_limits import CopyLimits, CopyLimitsError
 from moe_placement.goal import Split
 from moe_placement.initial import InsufficientSlots
 from moe_placement.placement import Placement
+from moe_placement.topology.expert_groups import ExpertGroupsError
 
 BYTES_PER_EXPERT = 44_040_192
 """3 · 7168 · 2048 bytes: an expert of DeepSeek-V3 in FP8."""
@@ -191,6 +192,8 @@ def unplannable(error: ValueError) -> UsageError:
         return UsageError(f"--ranks, --slots-per-rank: {error}")
     if isinstance(error, CopyLimitsError):
         return UsageError(f"--min-copies: {error}")
+    if isinstance(error, ExpertGroupsError):
+        return UsageError(f"--groups: {error}")
     return UsageError(str(error))
 
 

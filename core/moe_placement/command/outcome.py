@@ -18,7 +18,7 @@ from moe_placement.command.figures import NO_LIMITS, Figures, figures
 from moe_placement.command.journey import walk
 from moe_placement.command.load_files import Load
 from moe_placement.copy_limits import CopyLimits
-from moe_placement.placement import Placement, received
+from moe_placement.placement import Placement, received, remaining
 from moe_placement.topology import dispatch
 from moe_placement.walk import migration
 from moe_placement.walk.waves import Limits
@@ -89,24 +89,11 @@ def outcome(
 
 
 def surviving(placement: Placement, live_R: FlagsR) -> Placement:
-    """What is left of a placement on live ranks: their copies take over in proportion."""
+    """What is left of a placement on live ranks: their copies take over."""
     if live_R.all():
         return placement
-    slots_LRS = np.where(live_R[None, :, None], placement.slots_LRS, -1).astype(np.int32)
-    fractions_LRS = np.where(slots_LRS >= 0, placement.fractions_LRS, 0.0)
-    num_experts = int(placement.slots_LRS.max()) + 1
-    layer_N, rank_N, slot_N = np.nonzero(slots_LRS >= 0)
-    key_N = layer_N * num_experts + slots_LRS[layer_N, rank_N, slot_N]
-    size = len(slots_LRS) * num_experts
-    sum_N = np.bincount(key_N, fractions_LRS[layer_N, rank_N, slot_N], size)[key_N]
-    count_N = np.bincount(key_N, minlength=size)[key_N]
-    share_N = fractions_LRS[layer_N, rank_N, slot_N]
-    even_N = 1.0 / np.maximum(count_N, 1)
-    served = sum_N > 0
-    fractions_LRS[layer_N, rank_N, slot_N] = np.where(
-        served, share_N / np.where(served, sum_N, 1.0), even_N
-    )
-    return Placement(slots_LRS, fractions_LRS)
+    slots_LRS = np.where(live_R[None, :, None], placement.slots_LRS, np.int32(-1))
+    return remaining(slots_LRS, placement.fractions_LRS)
 
 
 def _in_order(load: Load, capacity: Capacity) -> Placement | None:

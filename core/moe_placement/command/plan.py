@@ -32,6 +32,7 @@ from moe_placement.command import (
 from moe_placement.command.load_files import Load
 from moe_placement.command.outcome import Outcome, outcome
 from moe_placement.command.progress import Bar
+from moe_placement.command.usage import UsageError
 from moe_placement.goal import Goal, Split
 from moe_placement.placement import Placement
 from moe_placement.planned import Planned
@@ -77,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give up to 2 %% of balance for tokens that stay in their domain "
         "(default: where --domains are given)",
     )  # fmt: skip
+    beside.add_argument(
+        "--groups", type=flags.whole(1), metavar="N",
+        help="with --domains: the router limits a token to a few of N equal groups of experts, so "
+        "keep a group's experts in one domain where that costs no balance",
+    )  # fmt: skip
     arguments.add_walk(parser.add_argument_group("on the way"))
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -96,6 +102,7 @@ def run(parsed: argparse.Namespace) -> int:
     written = {"--output": parsed.output, "--stats": parsed.stats, "--plot": parsed.plot}
     outputs.check_apart(written, {"--load": parsed.load})
     arguments.check_domains(parsed)
+    _check_groups(parsed)
     load = arguments.load(parsed)
     capacity = arguments.capacity(parsed, parsed.ranks)
     current = None if parsed.current is None else arguments.plan_in_force(parsed, load)
@@ -112,6 +119,15 @@ def run(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _check_groups(parsed: argparse.Namespace) -> None:
+    if parsed.groups is None:
+        return
+    if parsed.domains is None:
+        raise UsageError("--groups: there are no --domains to keep them in: say which there are")
+    if parsed.near is False or parsed.split == Split.EVEN:
+        raise UsageError("--groups: without --near or with --split even nothing is kept near")
+
+
 def _goal(parsed: argparse.Namespace) -> Goal:
     return Goal(
         split=Split(parsed.split),
@@ -119,6 +135,7 @@ def _goal(parsed: argparse.Namespace) -> Goal:
         max_moves=parsed.max_moves,
         aim=parsed.aim / 100,
         near=parsed.domains is not None if parsed.near is None else parsed.near,
+        num_groups=parsed.groups,
         spread_domains=parsed.spread,
     )
 

@@ -59,6 +59,8 @@ class Policy:
     """Number of each rank's domain; absent = all in one."""
     near: bool = False
     """Weigh what crosses between domains."""
+    num_groups: int | None = None
+    """Of experts that the model's router chooses as a unit."""
     spread_domains: int = 1
     """Domains wanted for the copies of an expert that has as many."""
     draining: tuple[int, ...] = ()
@@ -88,7 +90,9 @@ class Policy:
     def goal(self, max_moves: int | None, capacity: Capacity, num_experts: int) -> Goal:
         """With as many copies as asked for, or as the ranks that are left can hold."""
         copies = self.copies.within_reach(num_experts, capacity.slots_R[capacity.open_R])
-        return Goal(self.split, copies, max_moves, self.aim, self.near, self.spread_domains)
+        return Goal(
+            self.split, copies, max_moves, self.aim, self.near, self.num_groups, self.spread_domains
+        )
 
     @property
     def max_moves(self) -> int:

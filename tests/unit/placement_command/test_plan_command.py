@@ -293,3 +293,43 @@ def test_flags_that_must_be_given(missing: str) -> None:
     given = {"--load": "L.npy", "--ranks": "2", "--slots-per-rank": "2"}
     flags = [part for flag, value in given.items() if flag != missing for part in (flag, value)]
     refused(moe_plan("plan", *flags), missing, "required")
+
+
+def test_groups_of_experts_are_kept_in_one_domain(tmp_path: Path) -> None:
+    num_experts, num_ranks, num_groups = 64, 8, 8
+    tokens = np.random.default_rng(1).lognormal(0, 1, (LAYERS, num_experts)) * 1000
+    path = saved(tmp_path / "L.npy", tokens)
+
+    def kept(*flags: object) -> float:
+        """Share of an expert group that is found in the domain with most of it, on average."""
+        done = moe_plan(
+            "plan", "--load", path, "--ranks", num_ranks, "--slots-per-rank", 9,
+            "--domains", "4,4", "--output", tmp_path / "P.npz", *flags,
+        )  # fmt: skip
+        assert done.code == 0, done
+        slots, fractions = arrays(tmp_path / "P.npz")
+        assert judged(slots, fractions, tokens).max() <= 1.02 + 1e-6, "more than near may cost"
+        held = np.zeros((LAYERS, 2, num_experts), dtype=bool)
+        for layer, rank, slot in np.argwhere(slots >= 0):
+            held[layer, rank // 4, slots[layer, rank, slot]] = True
+        return float(held.reshape(LAYERS, 2, num_groups, -1).mean(axis=3).max(axis=1).mean())
+
+    assert kept() < 0.8
+    assert kept("--groups", num_groups) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--groups", 4], "no --domains"),
+        (["--groups", 4, "--domains", "3,3", "--no-near"], "without --near"),
+        (["--groups", 4, "--domains", "3,3", "--split", "even"], "--split even"),
+        (["--groups", 5, "--domains", "3,3"], "16 experts do not divide into 5 groups"),
+        (["--groups", 0, "--domains", "3,3"], "--groups"),
+    ],
+)
+def test_groups_that_bring_nothing_are_refused(
+    flags: list[Any], message: str, tmp_path: Path
+) -> None:
+    done = plan(tmp_path, *flags)
+    refused(done, message)

@@ -74,6 +74,7 @@ def shape(arch: ModelSpec, kv: KvConfig) -> ModelShape:
         layers=len(arch.moe_layers),
         experts=arch.num_experts,
         top_k=arch.top_k,
+        expert_groups=None if arch.router.groups is None else arch.router.groups.num,
         bytes_per_expert=arch.bytes_per_expert,
         kv_bytes_per_token=kv_bytes_per_token(arch, kv),
     )
