@@ -16,7 +16,7 @@ from moe_worker.engine.runner import Runner
 from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.scheduler import Scheduler, SchedulerLimits
 from moe_worker.engine.sequence import Sequence as Generation
-from moe_worker.model.config import ModelArchitecture, load_architecture
+from moe_worker.model.config import ModelSpec, load_architecture
 from moe_worker.model.transformer import Transformer
 from moe_worker.model.weights import Checkpoint
 from tests.support.local_moe import LocalMoe
@@ -36,7 +36,7 @@ class Trace:
 class OneRank:
     """A loaded model; every `generate` begins with a fresh scheduler and an empty cache."""
 
-    arch: ModelArchitecture
+    arch: ModelSpec
     transformer: Transformer
     moe: LocalMoe
 

@@ -20,8 +20,8 @@ from moe_worker.engine.settings import EngineSettings
 from moe_worker.failed_engine import FailedEngine
 from moe_worker.metrics import WorkerMetrics
 from moe_worker.model.config import (
-    ModelArchitecture,
     ModelHasNoExperts,
+    ModelSpec,
     ModelUnreadable,
     load_architecture,
 )
@@ -65,7 +65,7 @@ def assemble(
         return _failed(settings, "KvCacheUnusable", str(error)), None
 
 
-def _served_model(name: str, path: Path, arch: ModelArchitecture) -> ServedModel:
+def _served_model(name: str, path: Path, arch: ModelSpec) -> ServedModel:
     tokenizer = load_tokenizer(path)
     stops = stop_token_ids(path, arch.eos_token_ids, tokenizer)
     return ServedModel(

@@ -27,7 +27,7 @@ from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.sequence import Sequence as Generation
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.expert.routing_table import check_covered
-from moe_worker.model.config import ModelArchitecture
+from moe_worker.model.spec import ModelSpec
 from moe_worker.model.weights import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Engine:
     def __init__(
         self,
         settings: EngineSettings,
-        arch: ModelArchitecture,
+        arch: ModelSpec,
         checkpoint: Checkpoint,
         observer: Observer | None = None,
     ) -> None:

@@ -16,8 +16,8 @@ import torch
 from moe_api.worker import KvConfig
 from moe_kernels import kv_pages
 from moe_kernels.kv_pages import KvPages, LayerScales
-from moe_worker.model.config import ModelArchitecture
 from moe_worker.model.kv_layout import kv_format, kv_shape
+from moe_worker.model.spec import ModelSpec
 
 STEPS_PER_SAMPLE = 4
 """Steps between two samples of the quantisation error, each of one layer and a few tokens."""
@@ -32,7 +32,7 @@ class KvCache:
     @classmethod
     def allocate(
         cls,
-        arch: ModelArchitecture,
+        arch: ModelSpec,
         config: KvConfig,
         num_blocks: int,
         device: str | torch.device = "cpu",

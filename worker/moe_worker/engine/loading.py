@@ -24,8 +24,7 @@ from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import DispatchShape, buffer_bytes
 from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
-from moe_worker.model.config import ModelArchitecture
-from moe_worker.model.spec import LatentSpec
+from moe_worker.model.spec import LatentSpec, ModelSpec
 from moe_worker.model.transformer import Transformer
 from moe_worker.model.weights import Checkpoint, ExpertWeights
 
@@ -52,9 +51,7 @@ class Loaded:
 class Loader:
     """The model's files and what has been loaded of them; `load` works once."""
 
-    def __init__(
-        self, settings: EngineSettings, arch: ModelArchitecture, checkpoint: Checkpoint
-    ) -> None:
+    def __init__(self, settings: EngineSettings, arch: ModelSpec, checkpoint: Checkpoint) -> None:
         """Raises KvFormatError or KvScalesUnusable: model and KV options do not go together."""
         self.arch = arch
         self.loaded: Loaded | None = None

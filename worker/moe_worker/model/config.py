@@ -17,17 +17,12 @@ from moe_worker.model.families.registry import find_family
 from moe_worker.model.fields import Fields
 from moe_worker.model.kv_layout import kv_bytes_per_token
 from moe_worker.model.spec import (
-    DTYPE_BYTES,
-    DtypeName,
     ModelHasNoExperts,
     ModelSpec,
     ModelUnreadable,
 )
 
 __all__ = [
-    "DTYPE_BYTES",
-    "DtypeName",
-    "ModelArchitecture",
     "ModelHasNoExperts",
     "ModelSpec",
     "ModelUnreadable",
@@ -36,7 +31,6 @@ __all__ = [
     "shape",
 ]
 
-ModelArchitecture = ModelSpec
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
