@@ -51,7 +51,7 @@ def test_a_pod_says_who_it_is():
     assert "command" not in worker_of(pod)
 
 
-def test_the_grace_of_a_pod_is_its_drain_and_a_little():
+def test_e07_the_grace_of_a_pod_is_its_drain_and_a_little():
     pod = build(spec(disruption={"drainSeconds": 20}))
     assert pod["spec"]["terminationGracePeriodSeconds"] == 30
 

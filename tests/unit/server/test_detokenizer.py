@@ -86,4 +86,4 @@ def test_what_goes_on_from_a_prompt_is_the_rest_of_both(before: str, text: str) 
 
 def test_a_prompt_that_ends_in_half_a_character_is_no_context() -> None:
     detokenizer = Detokenizer(TOKENIZER, [97, 0xC3])
-    assert detokenizer.push(98) == "b"
+    assert detokenizer.push(0xA4) + detokenizer.push(98) == "\ufffdb"
