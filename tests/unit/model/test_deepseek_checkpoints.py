@@ -96,6 +96,16 @@ def test_bytes_are_those_of_the_dtype_it_is_held_in(pair: tuple[Path, Path]) -> 
         assert expert.w13_2IH.nbytes + expert.w2_HI.nbytes == arch.bytes_per_expert
 
 
+def test_the_gate_is_held_in_float32_whatever_the_rest_is(model: Path) -> None:
+    arch = load_architecture(model).held_in("bfloat16")
+    layer = Checkpoint(model, arch).load_shared().layers[1]
+    assert layer.router is not None
+    assert layer.router.gate_EH.dtype == torch.float32
+    assert layer.router.selection_bias_E is not None
+    assert layer.router.selection_bias_E.dtype == torch.float32
+    assert layer.attention["kv_b"].dtype == torch.bfloat16
+
+
 def test_layers_that_predict_further_ahead_are_not_read(model: Path, copy: Path) -> None:
     change_config(copy, num_nextn_predict_layers=1)
     ahead = {

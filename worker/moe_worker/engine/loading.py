@@ -29,7 +29,8 @@ from moe_worker.model.transformer import Transformer
 from moe_worker.model.weights import Checkpoint, ExpertWeights
 
 SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN = 4 * 16
-"""Activations of a step: some sixteen float32 rows of the hidden size are alive at a time."""
+"""Activations of a step: some sixteen float32 rows are alive at a time, of the hidden size or of
+all heads' queries if these are wider."""
 FLOAT_BYTES = 4
 LOGIT_COPIES = 3
 """Of a running sequence's logits, which sampling makes, beside the model's own: a request may want
@@ -142,11 +143,13 @@ class Loader:
         attention = arch.attention
         is_latent = isinstance(attention, LatentSpec)
         vector = attention.kv_elements if is_latent else arch.grouped_query.head_dim
+        # With latent attention queries are wider than the hidden states, several times.
+        widest = max(arch.hidden, attention.num_heads * vector)
         reserved_bytes = (
             self.checkpoint.shared_bytes
             + num_layers * num_slots * arch.bytes_per_expert
             + buffer_bytes(self.dispatch_shape(num_slots), num_ranks)
-            + limits.max_batched_tokens * arch.hidden * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
+            + limits.max_batched_tokens * widest * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
             + (limits.max_batched_tokens + LOGIT_COPIES * limits.max_running)
             * (arch.vocab_size * FLOAT_BYTES)
             + self._widened_bytes
