@@ -25,10 +25,10 @@ from moe_worker.bench.progress import Bar
 from moe_worker.bench.prompts import FilePrompt, Prompt, Synthetic, from_file
 from moe_worker.bench.record import Record
 from moe_worker.bench.target import Target
-from moe_worker.bench.words import WordTokens, fitted, text_of
+from moe_worker.bench.words import WORDS, WordTokens, fitted
 
-PROBE_WORDS = (16, 80)
-"""Sizes of the two prompts that tell how many tokens a word has."""
+PROBES = (WORDS[:8], WORDS)
+"""Two prompts that tell how many tokens a word has, on average over all words."""
 SHOWN_EVERY_SECONDS = 0.25
 
 
@@ -80,12 +80,11 @@ class Experiment:
             await self._ask(client, target, Prompt(self._source[0].content, 1))
             return WordTokens()
         sizes: list[tuple[int, int]] = []
-        for num_words in PROBE_WORDS:
-            text = text_of(num_words, self._random(f"probe {num_words}"))
-            record = await self._ask(client, target, Prompt(text, 1))
+        for words in PROBES:
+            record = await self._ask(client, target, Prompt(" ".join(words), 1))
             if record.tokens.input is None:
                 return WordTokens()
-            sizes.append((num_words, record.tokens.input))
+            sizes.append((len(words), record.tokens.input))
         return fitted(*sizes)
 
     async def _ask(self, client: Client, target: Target, prompt: Prompt) -> Record:

@@ -15,10 +15,6 @@ WORDS = (
     "an each she which do their time if will way about many then them would write like so these "
     "her long make thing see him two has look more day could go come did my sound no most number "
     "who over know water than call first people may down side been now find any new work part "
-    "take get place made live where after back little only round man year came show every good "
-    "me give our under name very through just form much great think say help low line before "
-    "turn cause same mean differ move right boy old too does tell set three want air well also "
-    "play small end put home read hand port large spell add even land here must big high such"
 ).split()
 
 
