@@ -131,6 +131,7 @@ def test_preempted_sequences_resume_from_the_cache_with_the_same_bits(
     runner.run = counting  # type: ignore[method-assign]
     traces, seqs = run(scheduler, runner, rank, many, max_tokens=30)
     assert max(seq.num_starts for seq in seqs) > 1
+    assert [seq.num_cached_tokens for seq in seqs] == [0, 0, 0], "to resume is not to find a prompt"
     restarted = sum(seq.num_tokens * (seq.num_starts - 1) for seq in seqs)
     assert sum(computed) < sum(seq.num_tokens for seq in seqs) + restarted // 2
     assert_bit_equal(traces, alone)
