@@ -18,6 +18,7 @@ from moe_operator.acceptance import Acceptance, judge_model
 from moe_operator.act import act
 from moe_operator.ages import Ages as SeenAges
 from moe_operator.allowance import limits
+from moe_operator.api_key_secret import api_key_problems
 from moe_operator.apply import apply_child, remove_child
 from moe_operator.context import Context, Key
 from moe_operator.control_token import control_token
@@ -73,6 +74,7 @@ def reconcile(ctx: Context, key: Key) -> Result:
             problems += act(ctx, wish, outcome, token)
         given = Given(wish, rules, ages, token, seen.cordoned_nodes)
         groups = [rebalance(ctx, given, outcome) for outcome in outcomes]
+    problems += api_key_problems(ctx, wish)
     report = Report(wish, acceptance, seen, model, rules, ages, groups, problems)
     too_early = tell(ctx, report)
     return Result(next_look(report, too_early))

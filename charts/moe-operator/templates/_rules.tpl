@@ -18,7 +18,7 @@
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, patch, delete]
-# The control token: made once, read by name.
+# The control token, made once, and whether the API keys are there: read by name.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create]

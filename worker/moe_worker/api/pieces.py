@@ -98,11 +98,12 @@ def echoed(
 ) -> Piece:
     """The prompt as the beginning of the answer; `logprobs` are those from the second token on,
     None when nobody asked."""
+    if logprobs is None:
+        return Piece(decoder.decode(list(prompt_ids), skip_special_tokens=True))
     detokenizer = Detokenizer(decoder)
     text, tokens = "", []
     for index, token_id in enumerate(prompt_ids):
-        if logprobs is not None:
-            tokens.append(TextToken(token_id, len(text), logprobs[index - 1] if index else None))
+        tokens.append(TextToken(token_id, len(text), logprobs[index - 1] if index else None))
         text += detokenizer.push(token_id)
     return Piece(text + detokenizer.flush(), tuple(tokens))
 
