@@ -20,7 +20,6 @@ CASES = [
     ("deepseek_v2", torch.float32, "fp8"),
     ("deepseek_v3", torch.bfloat16, "bf16"),
     ("deepseek_v3", torch.bfloat16, "nvfp4"),
-    ("deepseek_v3", torch.bfloat16, "mxfp4"),
 ]
 
 
