@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from moe_api import names
 from moe_api.worker import ApiLimits, WorkerPhase
@@ -492,6 +493,34 @@ def test_an_answer_follows_the_schema_that_was_asked_for(serve: Any) -> None:
         bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "y"}}}
         error = client.post(CHAT, json=chat_body(response_format=bad)).json()["error"]
     assert (error["param"], error["code"]) == ("response_format", "schema_not_supported")
+
+
+class Person(BaseModel):
+    name: Literal["Ada", "Zoë"]
+    age: int = Field(ge=0, le=150)
+
+
+def test_the_official_clients_own_helpers_parse_answers(serve: Any) -> None:
+    _, worker = serve(model=model_with_tools(), max_model_len=2000)
+    asked: Any = {"model": MODEL_NAME, "messages": HELLO, "max_tokens": 600, "seed": 2}
+    with openai.OpenAI(base_url=f"{worker.public_url}/v1", api_key="none") as client:
+        parsed = client.chat.completions.parse(**asked, response_format=Person).choices[0].message
+        assert isinstance(parsed.parsed, Person)
+        tools = [openai.pydantic_function_tool(Person)]
+        forced: Any = {**asked, "tools": tools, "tool_choice": "required"}
+        calls = client.chat.completions.parse(**forced, parallel_tool_calls=False)
+        [call] = calls.choices[0].message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, Person)
+        with client.chat.completions.stream(**asked, response_format=Person) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_completion()
+        assert {"content.delta", "content.done"} <= kinds
+        assert final.choices[0].message.parsed == parsed.parsed
+        with client.chat.completions.stream(**forced, logprobs=True, n=2) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_completion()
+        assert "tool_calls.function.arguments.done" in kinds
+        assert [len(choice.message.tool_calls or []) > 0 for choice in final.choices] == [True] * 2
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
