@@ -69,13 +69,13 @@ class Fp8Blocks:
 
 
 def read_fp8_blocks(config: Fields) -> Fp8Blocks | None:
-    """From `quantization_config`; None when there is none.
+    """From `quantization_config`; None when its method is not fp8.
 
     Raises ModelUnreadable naming the field that asks for something else.
     """
-    if not config.has("quantization_config"):
-        return None
     quantisation = config.object("quantization_config")
+    if quantisation.get("quant_method") != "fp8":
+        return None
     quantisation.only("fmt", "e4m3")
     block = quantisation.get("weight_block_size", [128, 128])
     if (
