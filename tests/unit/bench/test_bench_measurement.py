@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -61,7 +61,8 @@ def shown(found: Report) -> str:
     return captured.get()
 
 
-@given(st.lists(records(), max_size=20), st.integers(0, 3))
+@settings(max_examples=50)  # each draws a table
+@given(st.lists(records(), max_size=12), st.integers(0, 3))
 def test_a_report_agrees_with_itself(ended: list[Record], unfinished: int) -> None:
     found = reported(ended, unfinished=unfinished)
     ok = [one for one in ended if one.is_ok]

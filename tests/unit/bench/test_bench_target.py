@@ -27,7 +27,17 @@ def test_a_url_may_end_before_v1(text: str, base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "h:8000", "ftp://h", "http://", "http://u:secret@h", "http://h/?a=1", "http://h:x"]
+    "text",
+    [
+        "",
+        "h:8000",
+        "ftp://h",
+        "http://",
+        "http://u:secret@h",
+        "http://h/?a=1",
+        "http://h:x",
+        "http://h:99999",
+    ],
 )
 def test_what_is_no_base_url_is_refused_without_showing_a_password(text: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011

@@ -98,7 +98,7 @@ class Exchange:
 
     async def _read(self, response: httpx.Response, deadline: asyncio.Timeout) -> None:
         kind = response.headers.get("Content-Type", "no content type")
-        if not kind.startswith(EVENT_STREAM):
+        if not kind.lower().startswith(EVENT_STREAM):
             raise Failure(Outcome.MALFORMED, f"200 with {kind} instead of {EVENT_STREAM}")
         parser, num_bytes = EventParser(), 0
         async for received in response.aiter_bytes():

@@ -69,7 +69,7 @@ def parse_url(text: str) -> str:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError) as error:
         raise ValueError(f"{text!r} is no URL: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
         raise ValueError(f"{text!r} is not like http://127.0.0.2:8000")
     if url.userinfo or url.query or url.fragment:
         raise ValueError(
