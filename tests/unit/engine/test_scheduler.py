@@ -237,6 +237,8 @@ def test_d06_a_full_pool_neither_stalls_nor_thrashes(
                 before = progress_at_preemption.get(request.request_id, -1)
                 assert len(request.output) > before, "preempted twice without progress"
                 progress_at_preemption[request.request_id] = len(request.output)
+                began = {entry.seq.request_id for entry in schedule.entries} - running
+                assert not began, "freed blocks went to a newcomer"
         finished += len(scheduler.commit(schedule, kv.run(schedule)))
         scheduler.check_integrity()
     assert finished == 8
@@ -445,8 +447,12 @@ def test_whatever_arrives_later_the_wait_of_a_request_is_bounded(
         pause = max(0, pause - 1)
         if not queue and not alive:
             break
+        num_preempted = scheduler.num_preemptions
+        num_begun = sum(s.num_starts for s in alive.values())
         schedule = scheduler.schedule()
         assert schedule.num_tokens <= max_batched_tokens
+        if scheduler.num_preemptions > num_preempted:
+            assert sum(s.num_starts for s in alive.values()) == num_begun, "freed blocks went away"
         if alive:
             oldest = next(iter(alive.values()))
             assert any(entry.seq is oldest for entry in schedule.entries), "the oldest waits"

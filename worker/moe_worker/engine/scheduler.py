@@ -120,12 +120,10 @@ class Scheduler:
         """The next step's work; empty when there is none. The same until committed."""
         if self._pending is None:
             budget = self.limits.max_batched_tokens
-            decoding, preempted = self._schedule_decodes()
+            decoding = self._schedule_decodes()
             budget -= len(decoding)
             pieces, budget = self._schedule_prefills(budget)
-            # Who was just preempted must not take the freed blocks back in the same step.
-            if not preempted:
-                self._admit(budget, pieces)
+            self._admit(budget, pieces)
             entries = (*decoding, *pieces)
             self._pending = Schedule(entries) if entries else None
         return self._pending or Schedule()
@@ -162,10 +160,9 @@ class Scheduler:
         arrivals = [seq.arrival for seq in (*self._running, *self._waiting)]
         assert arrivals == sorted(arrivals), "somebody was passed"
 
-    def _schedule_decodes(self) -> tuple[list[ScheduledSequence], bool]:
+    def _schedule_decodes(self) -> list[ScheduledSequence]:
         """One token of every sequence whose prompt is computed; takes blocks, preempts for them."""
         scheduled: list[ScheduledSequence] = []
-        preempted = False
         for seq in tuple(self._running):
             if seq.num_tokens - seq.num_computed != 1:
                 continue
@@ -173,12 +170,11 @@ class Scheduler:
             # The youngest goes first: it is never one that this loop has scheduled already.
             while missing > self.blocks.num_available and self._running[-1].arrival >= seq.arrival:
                 self._preempt(self._running[-1])
-                preempted = True
             if self._running[-1].arrival < seq.arrival:
                 break
             self.tables.grow(seq)
             scheduled.append(self._entry(seq, 1))
-        return scheduled, preempted
+        return scheduled
 
     def _schedule_prefills(self, budget: int) -> tuple[list[ScheduledSequence], int]:
         """The next piece of the prompt in work. There is at most one: another sequence is admitted
@@ -220,7 +216,8 @@ class Scheduler:
             seq.finish_reason = "length"
 
     def _preempt(self, seq: Sequence) -> None:
-        """Give its blocks back; its tokens are kept and computed again from the first."""
+        """Give its blocks back; its tokens are kept, and what is not known any more is computed
+        again. It needs all it had to begin again, so it cannot in the step that took from it."""
         self._running.remove(seq)
         self.tables.release(seq)
         self._waiting.appendleft(seq)
