@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -94,6 +95,13 @@ def test_only_a_part_of_a_head_may_be_rotated() -> None:
         ({"rope_type": "linear", "factor": -1}, "factor must be a positive number, got -1"),
         ({"rope_type": "llama3", "factor": 8}, "low_freq_factor must be a positive number"),
         ({"rope_type": "yarn", "truncate": "no"}, "truncate must be true or false"),
+        ({"rope_type": "yarn", "mscale": "1"}, "mscale must be a positive number, got '1'"),
+        ({"rope_type": "yarn", "rope_theta": 1.0}, "rope_theta 1: yarn needs more than 1"),
+        ({"rope_type": "linear", "factor": math.inf}, "factor must be a positive number"),
+        (
+            {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
+            "low_freq_factor 4 is not below high_freq_factor 4",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(rope: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ Neighbours: `families` ask for the fields they know; `config` gives them the par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,8 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value < math.inf:
             raise self.wrong(key, "a positive number", value)
         return float(value)
 
@@ -119,8 +121,11 @@ class Fields:
         if kind == "yarn":
             values = {
                 "factor": scaling.number("factor", max_positions / original),
-                "mscale": float(scaling.get("mscale", 0.0)),
-                "mscale_all_dim": float(scaling.get("mscale_all_dim", 0.0)),
+                **{
+                    key: scaling.number(key)
+                    for key in ("mscale", "mscale_all_dim")
+                    if scaling.get(key, 0) != 0
+                },
                 "beta_fast": scaling.number("beta_fast", 32.0),
                 "beta_slow": scaling.number("beta_slow", 1.0),
                 "truncate": scaling.flag("truncate", True),

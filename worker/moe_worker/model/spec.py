@@ -50,6 +50,17 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
+    def __post_init__(self) -> None:
+        if self.kind == "yarn" and self.theta <= 1:
+            raise ModelUnreadable(f"rope_theta {self.theta:g}: yarn needs more than 1")
+        if self.kind == "dynamic" and self.dim <= 2:
+            raise ModelUnreadable(f"head_dim {self.dim}: dynamic rotary positions need more than 2")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ModelUnreadable(
+                f"low_freq_factor {self.low_freq_factor:g} is not below high_freq_factor "
+                f"{self.high_freq_factor:g}"
+            )
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
