@@ -583,6 +583,7 @@ def test_a_key_is_needed_where_there_is_one(serve: Any, tmp_path: Any) -> None:
         response = client.post(CHAT, json=chat_body())
         assert response.status_code == 401
         assert response.headers["www-authenticate"] == "Bearer"
+        assert client.post(CHAT, content=b" " * 900_000).status_code == 401
         assert client.get("/readyz").status_code == 200
         assert "moe_requests_total" in client.get("/metrics").text
     assert len(engine.submitted) == 1

@@ -6,8 +6,10 @@ ends. It is read again when it changes. Nothing of a key, right or wrong, is log
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from starlette.responses import JSONResponse
@@ -19,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 MAX_KEYS = 16
 MIN_KEY_CHARACTERS = 8
+MAX_DISCARDED_BYTES = 1024 * 1024
+DISCARD_SECONDS = 5.0
 GUARDED_PREFIX = "/v1/"
 """Probes and metrics are for the kubelet and Prometheus, who have no key."""
 
@@ -67,7 +71,8 @@ class RequireKey:
         if refusal is None:
             await self._app(scope, receive, send)
             return
-        # The connection ends with the answer: a body may follow that nobody is going to read.
+        # Closing a connection with unread bytes resets it before the client has read the answer.
+        await _discard_body(receive)
         headers = {"WWW-Authenticate": "Bearer", "Connection": "close"}
         answer = JSONResponse(refusal.to_wire(), refusal.status, headers)
         await answer(scope, receive, send)
@@ -81,6 +86,18 @@ class RequireKey:
         if len(given) == 1 and kind.lower() == "bearer" and self._keys.allow(key.strip()):
             return None
         return ApiError(401, "The API key is not right.", code="invalid_api_key")
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read past the body, within bounds: it comes from somebody without a key."""
+    left = MAX_DISCARDED_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                left -= len(message.get("body", b""))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
