@@ -32,7 +32,7 @@ def quantize_nvfp4(
 
     `global_scale` is a number, or a tensor that broadcasts against the scales.
     """
-    blocks = x.unflatten(-1, (-1, NVFP4_BLOCK))
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // NVFP4_BLOCK, NVFP4_BLOCK)
     amax = blocks.abs().amax(dim=-1)
     codes, sf_e4m3, step = _quantize(blocks, amax / (E2M1_MAX * global_scale), global_scale)
     if encoding == "FourOverSix":

@@ -24,7 +24,7 @@ _INFINITE, _NAN = 254, 255
 
 def quantize_mxfp4(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes uint8 [..., D/2] and scales uint8 [..., D/32] of float32 `x` [..., D]."""
-    blocks = x.unflatten(-1, (-1, MXFP4_BLOCK))
+    blocks = x.reshape(*x.shape[:-1], x.shape[-1] // MXFP4_BLOCK, MXFP4_BLOCK)
     amax = blocks.abs().amax(dim=-1)
     exponents = (amax.view(torch.int32) >> 23).clamp(max=_INFINITE) - _LARGEST_EXPONENT
     scales = torch.where(amax.isnan(), _NAN, exponents.clamp(min=0)).to(torch.uint8)
