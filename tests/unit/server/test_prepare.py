@@ -124,6 +124,13 @@ def guided(template: str = TOOL_TEMPLATE) -> ServedModel:
     return replace(MODEL, template=ChatTemplate(template, {}), grammars=grammars)
 
 
+def special_calls() -> ServedModel:
+    """A model whose calls begin with a token that is no text."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<tool_call>"])
+    return replace(guided(), tokenizer=PromptTokenizer(tokenizer))
+
+
 def tool(name: str, **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
 
@@ -201,6 +208,7 @@ def test_tools_are_shown_to_the_model_unless_it_must_not_call() -> None:
     [
         (guided(CHAT_TEMPLATE), {"tools": [tool("f")]}, "tools", "tools_not_supported"),
         (guided(OTHER_TEMPLATE), {"tools": [tool("f")]}, "tool_choice", "tools_not_supported"),
+        (special_calls(), {"tools": [tool("f")]}, "tool_choice", "tools_not_supported"),
         (MODEL, {"tools": [tool("f")]}, "tools", "not_supported"),
         (MODEL, {"response_format": {"type": "json_object"}}, "response_format", "not_supported"),
         (

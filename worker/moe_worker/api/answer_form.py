@@ -76,7 +76,8 @@ def _check_template(model: ServedModel, forced: bool) -> None:
     if not template.knows_tools:
         message = f"tools: the chat template of {model.name!r} does not know tools"
         raise invalid(message, param="tools", code="tools_not_supported")
-    if not forced and tool_form.BEGIN not in template.source:
+    told = tool_form.BEGIN in template.source and not model.tokenizer.is_special(tool_form.BEGIN)
+    if not forced and not told:
         raise invalid(
             f"tool_choice: calls of {model.name!r} can not be told from its text; "
             "use required, a named tool or none",

@@ -58,6 +58,10 @@ class PromptTokenizer:
         self._special_or_shield = _one_of([*special, *self._texts])
         self._bytes_per_token = _bytes_per_token(tokenizer)
 
+    def is_special(self, text: str) -> bool:
+        """A special token's text: it is never part of an answer's text."""
+        return text in self._marks
+
     def fits(self, text: str, num_tokens: int) -> bool:
         """False when `text` is certainly more than `num_tokens` tokens, known without encoding it.
 
