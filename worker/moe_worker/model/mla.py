@@ -2,7 +2,7 @@
 
 The cache keeps of a token its normed latent and one rotated key; what heads make of the latent is
 computed by `moe_kernels.latent_attention`, from the matrix of each head for keys and for values.
-Neighbours: `attention` chooses between the kinds, `families.deepseek` names the tensors.
+Neighbours: `attention` is the contract, `families.deepseek` names the tensors.
 
 Roles: q, or q_a, q_a_norm and q_b where queries have a bottleneck; kv_a, kv_a_norm, kv_b, o; and
 with biases q_a_bias, kv_a_bias, o_bias.
@@ -14,7 +14,6 @@ ones, D latent, V value of a head, F rotated pairs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,10 +23,8 @@ from moe_kernels.kv_pages import KvPages
 from moe_kernels.latent_attention import latent_attention
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
+from moe_worker.model.attention import AttentionStep, Rotation
 from moe_worker.model.spec import LatentSpec, ModelSpec
-
-if TYPE_CHECKING:
-    from moe_worker.model.attention import AttentionStep, Rotation
 
 RMS_EPS = 1e-6
 """Of the norms within attention, whatever the config says of the others."""

@@ -21,7 +21,7 @@ from moe_kernels.kv_pages import KvPages
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope_table
 from moe_worker.model import rope
-from moe_worker.model.attention import build_attention
+from moe_worker.model.attention_kinds import build_attention
 from moe_worker.model.mlp import mlp
 from moe_worker.model.spec import ModelSpec
 from moe_worker.model.weights import LayerWeights, RouterWeights, SharedWeights
