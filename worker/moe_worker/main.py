@@ -1,6 +1,8 @@
 """The command `moe-worker`: reads flags, files and environment once, starts what was asked for.
 
-Nothing below this module reads the environment.
+Nothing below this module reads the environment. Help and a wrong flag are answered at once: only
+the flags of the command that was asked for are built, and what computes or serves is imported when
+it begins.
 """
 
 from __future__ import annotations
@@ -14,14 +16,13 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moe_api import logs, names
-from moe_api.document import DocumentError
-from moe_api.worker import WorkerConfig
-from moe_worker import bench
-from moe_worker.api.api_key import ApiKeysUnusable
-from moe_worker.listener import AddressInUse
-from moe_worker.serve import Identity, ServeSettings, serve
+
+if TYPE_CHECKING:
+    from moe_api.worker import WorkerConfig
+    from moe_worker.serve import ServeSettings
 
 logger = logging.getLogger(__name__)
 
@@ -60,39 +61,44 @@ class UsageError(ValueError):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exits the process."""
-    parser = build_parser(os.environ)
-    parsed = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    command = next((word for word in given if not word.startswith("-")), "")
+    parser = build_parser(os.environ, command)
+    parsed = parser.parse_args(given)
     try:
         sys.exit(parsed.run(parsed))
-    except (UsageError, AddressInUse, ApiKeysUnusable) as error:
+    except UsageError as error:
         parser.exit(2, f"moe-worker: {error}\n")
 
 
-def build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    """All commands and flags; defaults come from `environment` where the operator sets them."""
+def build_parser(
+    environment: Mapping[str, str], command: str | None = None
+) -> argparse.ArgumentParser:
+    """All commands, with the flags of `command` (None: of all of them).
+
+    Defaults come from `environment` where the operator sets them.
+    """
     parser = argparse.ArgumentParser(
         prog="moe-worker",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add_serve(commands, environment)
-    _add_local(commands)
-    _add_bench(commands, environment)
+    for name, meaning, add_flags in (
+        ("serve", "run one member of a group", _add_serve),
+        ("local", "run a whole group on this machine", _add_local),
+        ("bench", "measure a server of OpenAI's API", _add_bench),
+    ):
+        added = commands.add_parser(
+            name, help=meaning, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if command in (name, None):
+            add_flags(added, environment)
     return parser
 
 
-def _add_serve(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    environment: Mapping[str, str],
-) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="run one member of a group",
-        description=SERVE_DESCRIPTION,
-        epilog=SERVE_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_serve(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    parser.description, parser.epilog = SERVE_DESCRIPTION, SERVE_EXAMPLE
     parser.set_defaults(run=_serve)
     files = parser.add_argument_group("files")
     files.add_argument(
@@ -153,35 +159,28 @@ def _add_serve(
     )
 
 
-def _add_local(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    from moe_worker import local  # its neighbours come with torch: only its flags are needed here
+def _add_local(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    from moe_worker import local
 
-    parser = commands.add_parser(
-        "local",
-        help="run a whole group on this machine",
-        description=local.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser.description = local.__doc__
     local.add_arguments(parser)
     parser.set_defaults(run=local.run)
 
 
-def _add_bench(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    environment: Mapping[str, str],
-) -> None:
-    parser = commands.add_parser(
-        "bench",
-        help="measure a server of OpenAI's API",
-        description=bench.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_bench(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    from moe_worker import bench
+
+    parser.description = bench.__doc__
     bench.add_arguments(parser, environment)
     parser.set_defaults(run=bench.run)
 
 
 def _serve(parsed: argparse.Namespace) -> int:
     settings = serve_settings(parsed)
+    from moe_worker.api.api_key import ApiKeysUnusable
+    from moe_worker.listener import AddressInUse
+    from moe_worker.serve import serve
+
     logs.configure(parsed.log_level, settings.identity.log_context())
     # Until it serves there is nothing to drain. The first process of a container ignores signals
     # that it has no handler for.
@@ -189,7 +188,10 @@ def _serve(parsed: argparse.Namespace) -> int:
     logger.info("incarnation %s starts", settings.identity.incarnation)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one prompt at a time, one thread
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what ranks do about a loss we log
-    return serve(settings)
+    try:
+        return serve(settings)
+    except (AddressInUse, ApiKeysUnusable) as error:
+        raise UsageError(str(error)) from error
 
 
 def serve_settings(parsed: argparse.Namespace) -> ServeSettings:
@@ -198,9 +200,13 @@ def serve_settings(parsed: argparse.Namespace) -> ServeSettings:
     Raises:
         UsageError: naming the flag or file, and the way out.
     """
+    config, token = _read_config(parsed.config), _read_token(parsed.control_token_file)
+    host = parsed.host or _any_address(parsed.address)
+    from moe_worker.serve import Identity, ServeSettings
+
     return ServeSettings(
-        config=_read_config(parsed.config),
-        token=_read_token(parsed.control_token_file),
+        config=config,
+        token=token,
         identity=Identity(
             namespace=parsed.namespace,
             deployment=parsed.deployment,
@@ -208,7 +214,7 @@ def serve_settings(parsed: argparse.Namespace) -> ServeSettings:
             member=parsed.member,
             incarnation=parsed.incarnation,
         ),
-        host=parsed.host or _any_address(parsed.address),
+        host=host,
         http_port=parsed.http_port,
         control_port=parsed.control_port,
         threads=parsed.threads,
@@ -216,6 +222,9 @@ def serve_settings(parsed: argparse.Namespace) -> ServeSettings:
 
 
 def _read_config(path: Path) -> WorkerConfig:
+    from moe_api.document import DocumentError
+    from moe_api.worker import WorkerConfig
+
     try:
         return WorkerConfig.from_json(path.read_bytes())
     except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,32 @@ def test_a_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(AddressInUse, match=f"127.0.0.1 port {port}: Address already in use"):
             bind("127.0.0.1", port)
+
+
+HEAVY = ("torch", "transformers", "tokenizers", "llguidance", "uvicorn", "starlette", "httpx")
+"""Each takes a good part of a second, or several, to import."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"], ["serve", "--help"], ["local", "--help"], ["bench", "--help"],
+        [], ["serves"], ["--serve"], ["serve", "--threads", "0"],
+        ["serve", "--host", "::1", "--config", "none"],
+        ["local"], ["local", "--model", "m", "--ranks", "0"],
+        ["local", "--model", "m", "--kv", "fp3"],
+        ["bench"], ["bench", "--rate", "-1"],
+    ],
+)  # fmt: skip
+def test_help_and_mistakes_import_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from moe_worker.main import main\n"
+        "try:\n"
+        f"    main({arguments!r})\n"
+        "finally:\n"
+        f"    print('imported:', *sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == (0 if "--help" in arguments else 2), ended.stderr
+    assert ended.stdout.splitlines()[-1].split() == ["imported:"]

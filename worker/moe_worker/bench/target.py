@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import httpx
-
 from moe_worker.bench.prompts import Prompt
 
 
@@ -65,6 +63,8 @@ def parse_url(text: str) -> str:
     Raises:
         ValueError: naming what is wrong.
     """
+    import httpx  # a good part of the command's start: help does without
+
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError) as error:

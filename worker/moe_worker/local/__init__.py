@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from moe_api.worker import KvConfig
-from moe_placement.decision.decide import Mode
+from moe_placement.decision.policy import Mode
 
 KV_CHOICES = get_args(KvConfig.model_fields["dtype"].annotation)
 
