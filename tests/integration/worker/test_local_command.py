@@ -103,13 +103,15 @@ def test_a_killed_parent_takes_its_ranks_along(command: Command) -> None:
 
 
 def test_a_folder_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-folder-whose-name-is-long" * 4)
     ended = subprocess.run(
-        [sys.executable, "-m", "moe_worker.main", "local", "--model", str(tmp_path)],
+        [sys.executable, "-m", "moe_worker.main", "local", "--model", str(folder)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "config.json" in ended.stdout
+    [line] = ended.stdout.splitlines()
+    assert f"{folder}/config.json" in line
     assert "Traceback" not in ended.stdout + ended.stderr
 
 
