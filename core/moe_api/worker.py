@@ -8,11 +8,14 @@ from the spec (`moe_operator.worker_config`) and mounts it; `moe_worker.main` re
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from moe_api.document import Document, Part
+
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
 
 
 class WorkerPhase(StrEnum):
@@ -30,7 +33,7 @@ class ModelConfig(Part):
     """Folder in the worker's file system: hub layout (config.json, safetensors, tokenizer.json)."""
     served_name: str
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    max_model_len: int | None = None
+    max_model_len: Positive | None = None
 
 
 class KvConfig(Part):
@@ -41,20 +44,20 @@ class KvConfig(Part):
     """Below the model's folder; needed by key_scaling."""
     block_size: Literal[16, 32, 64] = 16
     memory_fraction: float = Field(default=0.85, ge=0.05, le=0.95)
-    blocks: int | None = None
+    blocks: Positive | None = None
     prefix_caching: bool = True
 
 
 class SchedulerConfig(Part):
-    max_running: int = 64
-    max_batched_tokens: int = 2048
-    max_queued: int = 256
+    max_running: Positive = 64
+    max_batched_tokens: Positive = 2048
+    max_queued: Natural = 256
 
 
 class ApiLimits(Part):
-    max_body_bytes: int = 4 * 1024 * 1024
-    max_stop_strings: int = 16
-    max_choices: int = 8
+    max_body_bytes: Positive = 4 * 1024 * 1024
+    max_stop_strings: Natural = 16
+    max_choices: Positive = 8
     key_file: str | None = None
     """File with the keys that clients must send one of; None = the API is open."""
 
@@ -67,8 +70,8 @@ class WorkerConfig(Document):
     scheduler: SchedulerConfig = SchedulerConfig()
     api: ApiLimits = ApiLimits()
     device: Literal["cpu", "cuda"] = "cpu"
-    drain_seconds: int = 60
-    operation_timeout_seconds: float = 5.0
+    drain_seconds: Natural = 60
+    operation_timeout_seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     """Deadline of one agree, dispatch or combine; also the process group's time-out."""
 
 
