@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 TILE_ROWS = 16
+FEWEST_OUTPUTS = 16
+"""With fewer than 12, a row's last bits were seen to depend on its place in the tile."""
 _ALIGNMENT_BYTES = 64
 
 
@@ -24,13 +26,15 @@ def linear(x_TH: Tensor, w_OH: Tensor) -> Tensor:
     `x_TH` is float32 and is rounded to the dtype of `w_OH` (float32, bfloat16 or float16); both are
     then widened, products are summed in float32. T may be 0.
     """
-    num_rows = x_TH.shape[0]
+    num_rows, num_outputs = x_TH.shape[0], w_OH.shape[0]
     w_HO = widened(w_OH).t()
+    if num_outputs < FEWEST_OUTPUTS:
+        w_HO = torch.nn.functional.pad(w_HO, (0, FEWEST_OUTPUTS - num_outputs))
     x_PH = rounded_rows(x_TH, num_tiles(num_rows) * TILE_ROWS, w_OH.dtype)
-    y_PO = x_TH.new_empty((x_PH.shape[0], w_OH.shape[0]))
+    y_PO = x_TH.new_empty((x_PH.shape[0], w_HO.shape[1]))
     for start in range(0, x_PH.shape[0], TILE_ROWS):
         torch.mm(x_PH[start : start + TILE_ROWS], w_HO, out=y_PO[start : start + TILE_ROWS])
-    return y_PO[:num_rows]
+    return y_PO[:num_rows, :num_outputs].contiguous()
 
 
 def num_tiles(num_rows: int) -> int:

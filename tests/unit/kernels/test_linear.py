@@ -62,3 +62,13 @@ def test_weights_at_an_odd_address_give_the_same_bits() -> None:
 @pytest.mark.parametrize("rows", [0, 1, TILE_ROWS, TILE_ROWS + 1])
 def test_any_number_of_rows(rows: int) -> None:
     assert linear(torch.ones(rows, 8), torch.ones(3, 8)).tolist() == [[8.0] * 3] * rows
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 4, 8, 11, 12, 15, 16, 17])
+@pytest.mark.parametrize("inputs", [10, 22, 31, 256])
+def test_few_outputs_as_of_a_small_router_do_not_know_their_place(
+    inputs: int, outputs: int
+) -> None:
+    x, w = random_case(inputs, outputs, torch.float32)
+    crowd = linear(x[:1].expand(TILE_ROWS, -1), w)
+    assert torch.equal(crowd, linear(x[:1], w).expand(TILE_ROWS, -1))
