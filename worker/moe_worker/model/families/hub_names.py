@@ -119,6 +119,12 @@ def numbered_experts(spec: ModelSpec, stem: str) -> Callable[[int], Roles]:
     return expert
 
 
+def numbered_moe(spec: ModelSpec, layer_name: str) -> LayerTensors:
+    """A gate and numbered experts below `mlp`, and nothing else."""
+    stem = f"{layer_name}.mlp"
+    return mlp_tensors(router=gate_roles(spec, stem), expert=numbered_experts(spec, stem))
+
+
 def grouped_query_roles(spec: ModelSpec, layer_name: str) -> Roles:
     """Separate q, k, v and o projections, and what the description asks for besides."""
     attention, stem = spec.grouped_query, f"{layer_name}.self_attn"

@@ -6,7 +6,7 @@ from moe_worker.model.families import hub_names
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
 from moe_worker.model.spec import ExpertSpec, ModelSpec, RouterSpec
-from moe_worker.model.tensors import LayerTensors, ModelTensors
+from moe_worker.model.tensors import ModelTensors
 
 
 def describe(config: Fields) -> ModelSpec:
@@ -38,14 +38,7 @@ def describe(config: Fields) -> ModelSpec:
 
 
 def tensors(spec: ModelSpec) -> ModelTensors:
-    return hub_names.model_tensors(spec, _moe)
-
-
-def _moe(spec: ModelSpec, layer_name: str) -> LayerTensors:
-    stem = f"{layer_name}.mlp"
-    return hub_names.mlp_tensors(
-        router=hub_names.gate_roles(spec, stem), expert=hub_names.numbered_experts(spec, stem)
-    )
+    return hub_names.model_tensors(spec, hub_names.numbered_moe)
 
 
 FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", describe, tensors)
