@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
@@ -52,10 +49,3 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END, USER, ASSISTANT])
     return tokenizer
-
-
-def save_model_texts(folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json of a model's folder."""
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
-    config = {"bos_token": END, "eos_token": END, "chat_template": CHAT_TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))

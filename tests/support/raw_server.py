@@ -37,11 +37,6 @@ class RawServer:
             thread.join(WAIT_SECONDS)
             assert not thread.is_alive(), "a connection did not end"
 
-    def stay_silent(self, connection: socket.socket, index: int) -> None:
-        """A script: says nothing until the client leaves."""
-        while connection.recv(65536):
-            pass
-
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
@@ -60,6 +55,12 @@ class RawServer:
                 index = len(self.requests)
                 self.requests.append(request)
             self._script(connection, index)
+
+
+def stay_silent(connection: socket.socket) -> None:
+    """Say nothing until the client leaves."""
+    while connection.recv(65536):
+        pass
 
 
 def _read_request(connection: socket.socket) -> bytes:

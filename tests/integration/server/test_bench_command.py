@@ -19,7 +19,7 @@ import pytest
 from moe_worker.main import build_parser
 from tests.support.fake_engine import CACHED_TOKENS, FakeEngine
 from tests.support.http_worker import MODEL_NAME, HttpWorker, http_worker
-from tests.support.raw_server import STREAM_HEAD, RawServer, raw_server
+from tests.support.raw_server import STREAM_HEAD, RawServer, raw_server, stay_silent
 from tests.support.served_model import serving_worker
 from tests.support.until import until
 from tests.support.worker_command import ROOT, SOURCE_ROOTS
@@ -195,7 +195,7 @@ def test_an_interrupt_tells_what_was_measured_so_far(tmp_path: Path) -> None:
         if index < 4:  # a probe and three
             connection.sendall(STREAM_HEAD + whole)
         else:
-            server.stay_silent(connection, index)
+            stay_silent(connection)
 
     with raw_server(script) as server:
         code, out, err = interrupted(server, 6, "--concurrency", "2", "--json", str(path))
@@ -210,7 +210,7 @@ def test_an_interrupt_tells_what_was_measured_so_far(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_an_interrupt_before_the_first_answer_says_so() -> None:
-    with raw_server(lambda connection, index: server.stay_silent(connection, index)) as server:
+    with raw_server(lambda connection, index: stay_silent(connection)) as server:
         code, out, err = interrupted(server, 1)
     assert (code, out) == (130, "")
     assert err == "interrupted before anything was measured\n"

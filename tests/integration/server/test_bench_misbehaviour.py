@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moe_worker.main import build_parser
-from tests.support.raw_server import STREAM_HEAD, raw_server
+from tests.support.raw_server import STREAM_HEAD, raw_server, stay_silent
 
 PIECE = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
 END = b'data: {"choices":[{"text":"b","finish_reason":"stop"}]}\n\n'
@@ -28,11 +28,6 @@ def plain(status: str, body: bytes, *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def silent(connection: socket.socket) -> None:
-    while connection.recv(65536):
-        pass
-
-
 def without_end(connection: socket.socket) -> None:
     """A piece now and then, until the client leaves."""
     connection.sendall(STREAM_HEAD)
@@ -43,7 +38,7 @@ def without_end(connection: socket.socket) -> None:
 
 def open_afterwards(connection: socket.socket) -> None:
     connection.sendall(WHOLE)
-    silent(connection)
+    stay_silent(connection)
 
 
 def byte_by_byte(connection: socket.socket) -> None:
@@ -122,7 +117,7 @@ def test_what_is_no_answer_fails_with_its_outcome(
 
 
 @pytest.mark.parametrize(
-    ("answer", "detail"), [(silent, "without text"), (without_end, "pieces of text")]
+    ("answer", "detail"), [(stay_silent, "without text"), (without_end, "pieces of text")]
 )
 def test_what_does_not_end_times_out(answer: Answer, detail: str, tmp_path: Path) -> None:
     code, found, _ = measured([answer], tmp_path, "--timeout", "3")
@@ -134,7 +129,7 @@ def test_what_does_not_end_times_out(answer: Answer, detail: str, tmp_path: Path
 
 def test_a_request_whose_time_is_over_is_not_sent(tmp_path: Path) -> None:
     code, found, requests = measured(
-        [silent], tmp_path, "--rate", "1000", "--max-connections", "1", "--requests", "3",
+        [stay_silent], tmp_path, "--rate", "1000", "--max-connections", "1", "--requests", "3",
         "--timeout", "3",
     )  # fmt: skip
     assert code == 1
