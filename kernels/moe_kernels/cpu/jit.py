@@ -1,0 +1,90 @@
+"""How every kernel here is compiled and gets its threads; the only user of numba's decorator.
+
+Rules for a kernel, each found the hard way:
+* A function at module level with a name of its own. numba's cache tells functions apart by file,
+  line and bytecode; of two closures of one source it would load the wrong one.
+* `compiled` for the work; `parallel` only for a function whose `prange` bodies are single calls of
+  compiled ones. Code inside a prange body is not vectorised, and its index is unsigned: pass
+  `np.int64(index)`.
+* No fastmath anywhere: it reassociates sums, and a row's bits would depend on its batch. Sums that
+  must be fast name their lanes, see `intrinsics`; element-wise loops vectorise without it.
+
+Threads: `num_threads()` is torch's number, so one setting rules both. A kernel gets it as an
+argument, cuts its work into so many parts, and with one thread enters no parallel region at all.
+OpenMP is the layer that is quick to enter (2 µs); without its library numba falls back to its work
+queue (100 µs, one caller at a time), and then kernels stay on one thread.
+A process that has run a parallel kernel must not fork: OpenMP does not survive it. Spawn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import llvmlite
+import numba
+import torch
+from numpy.typing import NDArray
+
+from moe_kernels.cpu.cache import cache_folder
+
+F = TypeVar("F", bound=Callable[..., Any])
+Array = NDArray[Any]
+
+_numba: Any = numba
+"""Its type hints know neither its configuration nor what its decorator leaves of a signature."""
+
+log = logging.getLogger(__name__)
+
+_VERSIONS = f"numba {numba.__version__} llvmlite {llvmlite.__version__}"
+CACHE_FOLDER = cache_folder(os.environ, Path(__file__).parent, _VERSIONS)
+if CACHE_FOLDER is not None:
+    _numba.config.CACHE_DIR = str(CACHE_FOLDER)
+_numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
+_OPTIONS = {
+    "nogil": True,
+    "error_model": "numpy",
+    "boundscheck": False,
+    "cache": CACHE_FOLDER is not None,
+}
+_of_this_thread = threading.local()
+
+
+def compiled(function: F) -> F:
+    """A kernel for one thread."""
+    return cast("F", _numba.njit(**_OPTIONS)(function))
+
+
+def parallel(function: F) -> F:
+    """A kernel whose `prange` loops run on several threads."""
+    return cast("F", _numba.njit(parallel=True, **_OPTIONS)(function))
+
+
+def num_threads() -> int:
+    """Threads that a kernel called from this thread shall use: torch's number, as far as it goes.
+
+    To be asked before each call: numba's own setting belongs to the calling thread.
+    """
+    wanted = min(torch.get_num_threads(), MOST_THREADS)
+    if wanted > 1 and getattr(_of_this_thread, "num_threads", None) != wanted:
+        _numba.set_num_threads(wanted)
+        _of_this_thread.num_threads = wanted
+    return wanted
+
+
+def _most_threads() -> int:
+    try:
+        import_module("numba.np.ufunc.omppool")
+    except ImportError as error:
+        log.warning("kernels: one thread only, OpenMP (libgomp1) cannot be loaded: %s", error)
+        return 1
+    return int(_numba.config.NUMBA_NUM_THREADS)
+
+
+MOST_THREADS = _most_threads()
