@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moe_api.plan import GroupPlan, Member, SlotsLRS, encode_layers, even_fractions
+from moe_api.worker import Carrier
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher, DispatchShape
 from moe_worker.expert.exchange import Exchange, ExchangeFailed, LocalExchange
@@ -36,12 +37,18 @@ def plan_for(addresses: Sequence[str], generation: int, slots_LRS: SlotsLRS) -> 
     ).sealed()  # fmt: skip
 
 
-def join(plan: GroupPlan, rank: int, timeout_seconds: float = 20.0) -> int:
+def join(
+    plan: GroupPlan,
+    rank: int,
+    timeout_seconds: float = 20.0,
+    carrier: Carrier = "tcp",
+    secret: str = "secret",
+) -> int:
     """Form the group and keep its exchange for what follows."""
     global _exchange
     _exchange.close()
     called_off = threading.Event()
-    settings = RendezvousSettings(operation_timeout_seconds=timeout_seconds)
+    settings = RendezvousSettings(timeout_seconds, secret, carrier)
     _exchange = Rendezvous(plan, rank, settings, "", called_off.wait, lambda missing: None).run()
     return _exchange.size
 
