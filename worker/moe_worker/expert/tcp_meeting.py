@@ -138,6 +138,12 @@ class Meeting:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         connection = socket.socket(family, socket.SOCK_STREAM)
         connection.setblocking(False)
+        try:
+            # Called from the plan's address: the route's own need not be what the others let in.
+            connection.bind((self._addresses[self._party.rank], 0))
+        except OSError:
+            connection.close()
+            raise
         steps = tcp_handshake.dial(self._party, *end, secrets.token_bytes(NONCE_BYTES))
         talk = self._begin(connection, steps, end)
         code = connection.connect_ex((address, self._port))
