@@ -78,13 +78,19 @@ def num_threads() -> int:
     return wanted
 
 
-def _most_threads() -> int:
+def _start_threads() -> int:
+    """Start numba's pool; the number of its threads, 1 where it has to do without OpenMP."""
     try:
         import_module("numba.np.ufunc.omppool")
     except ImportError as error:
         log.warning("kernels: one thread only, OpenMP (libgomp1) cannot be loaded: %s", error)
         return 1
+    # The start sets OpenMP's number of threads, which is torch's too.
+    before = torch.get_num_threads()
+    parallel_pool: Any = import_module("numba.np.ufunc.parallel")
+    parallel_pool._launch_threads()
+    torch.set_num_threads(before)
     return int(_numba.config.NUMBA_NUM_THREADS)
 
 
-MOST_THREADS = _most_threads()
+MOST_THREADS = _start_threads()

@@ -8,6 +8,8 @@ import torch
 from moe_kernels.activation import Activation, Silu, SwigluOai, gated
 from moe_kernels.grouped_gemm import expert_mlp
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 ACTS = [Silu(), SwigluOai(limit=1.5, alpha=1.702)]
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 HIDDEN, INTERMEDIATE = 40, 28
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from moe_kernels.linear import linear
 from moe_kernels.reference.linear import TILE_ROWS
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 SHAPES = [(160, 448), (224, 160), (64, 37), (100, 256)]
 
 

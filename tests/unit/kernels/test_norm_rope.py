@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
 from moe_kernels.norm_rope import rms_norm, rope, rope_table
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 def test_rms_norm_is_its_formula() -> None:

@@ -1,0 +1,20 @@
+"""Every implementation of the kernels that this machine can run, one after the other.
+
+A test file about a contract says `pytestmark = pytest.mark.usefixtures("implementation")`; each of
+its tests then runs once for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from moe_kernels import implementation as switch
+
+
+@pytest.fixture(params=switch.available())
+def implementation(request: pytest.FixtureRequest) -> Iterator[switch.Name]:
+    name: switch.Name = request.param
+    with switch.using(name):
+        yield name
