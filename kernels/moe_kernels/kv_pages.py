@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from moe_kernels import fp4, fp8, mxfp4
+from moe_kernels.derived import Derived
+from moe_kernels.implementation import implemented
 from moe_kernels.kv_error import ErrorProbe
 from moe_kernels.kv_formats import (
     CodeName,
@@ -79,6 +81,7 @@ class KvPages:
     key_channel_ND: Tensor | None = None
     """See `LayerScales`."""
     probe: ErrorProbe = field(default_factory=ErrorProbe, compare=False, repr=False)
+    derived: Derived = field(default_factory=Derived, init=False, compare=False, repr=False)
 
     @property
     def num_blocks(self) -> int:
@@ -134,6 +137,7 @@ def allocate_pages(
     return KvPages(kv_format, shape, parts, center, channel)
 
 
+@implemented
 def append(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> None:
     """Store float32 keys and values of T tokens; token t goes to place `slots_T[t]`.
 
@@ -156,6 +160,7 @@ def append(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> Non
         pages.probe.take((k_TND, v_TND), (kept_k_TND, kept_v_TND))
 
 
+@implemented
 def append_latent(pages: KvPages, latent_TD: Tensor, rope_TR: Tensor, slots_T: Tensor) -> None:
     """Store float32 latents [T, latent_dim] and rotated keys [T, rope_dim]; places as in
     `append`."""
