@@ -17,7 +17,7 @@ from torch import Tensor
 from moe_kernels.activation import Activation, Silu
 from moe_kernels.cpu.arrays import float32_array
 from moe_kernels.cpu.intrinsics import power_of_two
-from moe_kernels.cpu.jit import Array, compiled
+from moe_kernels.cpu.jit import Array, Index, compiled
 
 _PER_LN2 = np.float32(1.4426950408889634)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -44,10 +44,10 @@ def parameters(act: Activation) -> tuple[bool, float, float]:
 @compiled
 def gate_rows(
     both_R2I: Array,
-    first: int,
-    last: int,
-    start: int,
-    end: int,
+    first: Index,
+    last: Index,
+    start: Index,
+    end: Index,
     is_silu: bool,
     limit: float,
     alpha: float,
@@ -74,7 +74,7 @@ def _silu_gate(gate_I: Array, up_I: Array, inner_I: Array) -> None:
 
 @compiled
 def _swiglu_oai_gate(
-    gate_I: Array, up_I: Array, limit: float, alpha: float, inner_I: Array
+    gate_I: Array, up_I: Array, limit: np.float32, alpha: np.float32, inner_I: Array
 ) -> None:
     for i in range(inner_I.size):
         # Comparisons with NaN are false: it stays.

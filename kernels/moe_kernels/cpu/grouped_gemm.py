@@ -20,7 +20,7 @@ from moe_kernels.activation import SILU, Activation
 from moe_kernels.cpu.activation import gate_rows, parameters
 from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.intrinsics import widened
-from moe_kernels.cpu.jit import Array, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
 from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.product import multiply, round_rows
 
@@ -92,14 +92,14 @@ def expert_rows(
 
 
 @compiled
-def _round_part(part: int, parts: int, rows_PH: Array, w_SIH: Array, x_PH: Array) -> None:
+def _round_part(part: Index, parts: int, rows_PH: Array, w_SIH: Array, x_PH: Array) -> None:
     num_rows = x_PH.shape[0]
     round_rows(rows_PH, num_rows * part // parts, num_rows * (part + 1) // parts, w_SIH, x_PH)
 
 
 @compiled
 def _up(
-    part: int,
+    part: Index,
     parts: int,
     x_PH: Array,
     offsets: Array,
@@ -131,7 +131,7 @@ def _up(
 
 @compiled
 def _down(
-    part: int,
+    part: Index,
     parts: int,
     inner_PI: Array,
     offsets: Array,
@@ -153,7 +153,7 @@ def _down(
 
 @compiled
 def _add_bias(
-    bias_SO: Array, base: int, start: int, end: int, first: int, last: int, y_PO: Array
+    bias_SO: Array, base: Index, start: Index, end: Index, first: Index, last: Index, y_PO: Array
 ) -> None:
     for row in range(first, last):
         for column in range(start, end):

@@ -14,6 +14,8 @@ All arrays are C-contiguous, indices are not checked.
 Neighbours: `product` calls them; `lanes` is the same idea for attention.
 """
 
+# mypy: disable-error-code="untyped-decorator"
+
 from __future__ import annotations
 
 from typing import Any

@@ -28,6 +28,7 @@ from typing import Any, TypeVar, cast
 
 import llvmlite
 import numba
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -35,17 +36,15 @@ from moe_kernels.cpu.cache import cache_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 Array = NDArray[Any]
-
-_numba: Any = numba
-"""Its type hints know neither its configuration nor what its decorator leaves of a signature."""
+Index = int | np.int64
 
 log = logging.getLogger(__name__)
 
 _VERSIONS = f"numba {numba.__version__} llvmlite {llvmlite.__version__}"
 CACHE_FOLDER = cache_folder(os.environ, Path(__file__).parent, _VERSIONS)
 if CACHE_FOLDER is not None:
-    _numba.config.CACHE_DIR = str(CACHE_FOLDER)
-_numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    numba.config.CACHE_DIR = str(CACHE_FOLDER)
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 _OPTIONS = {
     "nogil": True,
@@ -58,12 +57,12 @@ _of_this_thread = threading.local()
 
 def compiled(function: F) -> F:
     """A kernel for one thread."""
-    return cast("F", _numba.njit(**_OPTIONS)(function))
+    return cast("F", numba.njit(**_OPTIONS)(function))
 
 
 def parallel(function: F) -> F:
     """A kernel whose `prange` loops run on several threads."""
-    return cast("F", _numba.njit(parallel=True, **_OPTIONS)(function))
+    return cast("F", numba.njit(parallel=True, **_OPTIONS)(function))
 
 
 def num_threads() -> int:
@@ -73,7 +72,7 @@ def num_threads() -> int:
     """
     wanted = min(torch.get_num_threads(), MOST_THREADS)
     if wanted > 1 and getattr(_of_this_thread, "num_threads", None) != wanted:
-        _numba.set_num_threads(wanted)
+        numba.set_num_threads(wanted)
         _of_this_thread.num_threads = wanted
     return wanted
 
@@ -90,7 +89,7 @@ def _start_threads() -> int:
     parallel_pool: Any = import_module("numba.np.ufunc.parallel")
     parallel_pool._launch_threads()
     torch.set_num_threads(before)
-    return int(_numba.config.NUMBA_NUM_THREADS)
+    return int(numba.config.NUMBA_NUM_THREADS)
 
 
 MOST_THREADS = _start_threads()

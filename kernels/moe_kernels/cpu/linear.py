@@ -13,7 +13,7 @@ from numba import prange
 from torch import Tensor
 
 from moe_kernels.cpu.arrays import float32_array, stored_array
-from moe_kernels.cpu.jit import Array, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
 from moe_kernels.cpu.product import multiply, round_rows
 
 SMALL_PRODUCT = 1 << 16
@@ -46,14 +46,14 @@ def linear_product(x_TH: Array, w_OH: Array, y_TO: Array, threads: int) -> None:
 
 
 @compiled
-def _round_part(part: int, parts: int, x_TH: Array, w_OH: Array, rounded_TH: Array) -> None:
+def _round_part(part: Index, parts: int, x_TH: Array, w_OH: Array, rounded_TH: Array) -> None:
     num_rows = x_TH.shape[0]
     first, last = num_rows * part // parts, num_rows * (part + 1) // parts
     round_rows(x_TH, first, last, w_OH, rounded_TH)
 
 
 @compiled
-def _multiply_part(part: int, parts: int, x_TH: Array, w_OH: Array, y_TO: Array) -> None:
+def _multiply_part(part: Index, parts: int, x_TH: Array, w_OH: Array, y_TO: Array) -> None:
     num_outputs = w_OH.shape[0]
     start, end = num_outputs * part // parts, num_outputs * (part + 1) // parts
     multiply(w_OH, 0, start, end, x_TH, 0, x_TH.shape[0], y_TO)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.intrinsics import dot_rows, widened
-from moe_kernels.cpu.jit import Array, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
 
 SMALL_WORK = 1 << 15
 """Elements below which a second thread costs more than it brings."""
@@ -56,7 +56,7 @@ def norm_rows(x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array, thread
 
 @compiled
 def _norm_part(
-    part: int, parts: int, x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array
+    part: Index, parts: int, x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array
 ) -> None:
     rows, hidden = x_TH.shape
     squares_11 = np.empty((1, 1), np.float32)
@@ -84,7 +84,7 @@ def turn_rows(x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array, threads:
 
 @compiled
 def _turn_part(
-    part: int, parts: int, x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array
+    part: Index, parts: int, x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array
 ) -> None:
     tokens, heads, _ = x_TND.shape
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):

@@ -12,7 +12,7 @@ Letters: T tokens, K inputs, R rows of all matrices one below the other, C outpu
 from __future__ import annotations
 
 from moe_kernels.cpu.intrinsics import MOST_TOKENS, dot_rows, rounded
-from moe_kernels.cpu.jit import Array, compiled
+from moe_kernels.cpu.jit import Array, Index, compiled
 
 ROWS_IN_CACHE = 32
 TOKENS_IN_CACHE = 96
@@ -22,12 +22,12 @@ TOKENS_IN_CACHE = 96
 @compiled
 def multiply(
     weights_RK: Array,
-    base: int,
-    start: int,
-    end: int,
+    base: Index,
+    start: Index,
+    end: Index,
     inputs_TK: Array,
-    first: int,
-    last: int,
+    first: Index,
+    last: Index,
     outputs_TC: Array,
 ) -> None:
     """outputs[first:last, start:end] = inputs[first:last] · weights[base + start : base + end]ᵀ."""
@@ -35,7 +35,7 @@ def multiply(
         chunk_end = min(chunk + TOKENS_IN_CACHE, last)
         for block in range(start, end, ROWS_IN_CACHE):
             block_end = min(block + ROWS_IN_CACHE, end)
-            token = chunk
+            token: Index = chunk
             while token < chunk_end:
                 tiles = (chunk_end - token + MOST_TOKENS - 1) // MOST_TOKENS
                 count = (chunk_end - token + tiles - 1) // tiles
@@ -46,12 +46,12 @@ def multiply(
 @compiled
 def _tile(
     weights_RK: Array,
-    base: int,
-    start: int,
-    end: int,
+    base: Index,
+    start: Index,
+    end: Index,
     inputs_TK: Array,
-    token: int,
-    count: int,
+    token: Index,
+    count: Index,
     outputs_TC: Array,
 ) -> None:
     # The number of tokens must be a literal: it is the number of registers.
@@ -77,7 +77,7 @@ def _tile(
 
 @compiled
 def round_rows(
-    inputs_TK: Array, first: int, last: int, weights_RK: Array, rounded_TK: Array
+    inputs_TK: Array, first: Index, last: Index, weights_RK: Array, rounded_TK: Array
 ) -> None:
     """Rows first:last rounded to what the weights store, as float32."""
     for row in range(first, last):

@@ -13,7 +13,7 @@ import pytest
 from moe_kernels import implementation as switch
 
 
-@pytest.fixture(params=switch.available())
+@pytest.fixture(scope="module", params=switch.available())
 def implementation(request: pytest.FixtureRequest) -> Iterator[switch.Name]:
     name: switch.Name = request.param
     with switch.using(name):
