@@ -144,6 +144,11 @@ def append(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> Non
     A place is block · block_size + offset, int64, each at most once and within the pages. Places
     need not be in order or neighbours. Writing the same token again writes the same bytes.
     """
+    append_reference(pages, k_TND, v_TND, slots_T)
+
+
+def append_reference(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> None:
+    """The oracle of `append`."""
     assert isinstance(pages.shape, HeadsShape), "latents are appended by append_latent"
     scaled_k_TND = k_TND
     if pages.key_center_ND is not None:
@@ -164,6 +169,13 @@ def append(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> Non
 def append_latent(pages: KvPages, latent_TD: Tensor, rope_TR: Tensor, slots_T: Tensor) -> None:
     """Store float32 latents [T, latent_dim] and rotated keys [T, rope_dim]; places as in
     `append`."""
+    append_latent_reference(pages, latent_TD, rope_TR, slots_T)
+
+
+def append_latent_reference(
+    pages: KvPages, latent_TD: Tensor, rope_TR: Tensor, slots_T: Tensor
+) -> None:
+    """The oracle of `append_latent`."""
     assert isinstance(pages.shape, LatentShape), "keys and values are appended by append"
     given = latent_TD.unsqueeze(1), rope_TR.unsqueeze(1)
     kept = _store(pages, given, slots_T)

@@ -181,9 +181,7 @@ def first_key(position, window):
 
 
 @compiled
-def _take_queries(
-    q_THD, unit, group, num_heads, scale, sinks_H, center_ND, channel_ND, q, logits
-):
+def _take_queries(q_THD, unit, group, num_heads, scale, sinks_H, center_ND, channel_ND, q, logits):
     """The unit's queries, scaled, as rows by kv head, query and query head; and the sinks' logits.
 
     What a center took from every key is missing in all of a query's scores: so it is taken from

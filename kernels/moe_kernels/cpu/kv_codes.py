@@ -21,6 +21,7 @@ import torch
 
 from moe_kernels.cpu.jit import compiled
 from moe_kernels.cpu.lanes import (
+    WIDTH,
     load,
     load_bf16,
     load_e4m3,
@@ -30,14 +31,17 @@ from moe_kernels.cpu.lanes import (
     splat,
     store,
     store_e2m1,
+    store_e4m3,
 )
-from moe_kernels.kv_formats import Side
+from moe_kernels.kv_formats import LatentShape, Side
 from moe_kernels.kv_pages import KvPages, PagePart
 
 FP32, BF16, FP16, FP8, NVFP4, MXFP4 = range(6)
 _CODES = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "fp8": FP8, "nvfp4": NVFP4, "mxfp4": MXFP4}
 _E4M3_FACTOR, _E2M1_FACTOR = 2.0**8, 2.0**14
 LINE_BYTES = 64
+TOKENS_AT_ONCE = 4
+"""That are multiplied side by side; a block has a multiple."""
 
 
 class StoredSide(NamedTuple):
@@ -60,6 +64,16 @@ class StoredSide(NamedTuple):
     scale_head_bytes: int
     scale_block_bytes: int
     scale_first_byte: int
+
+
+def readable(pages: KvPages) -> bool:
+    """Whether the kernels take these widths and this block size."""
+    granule = {NVFP4: 2 * WIDTH * 2, MXFP4: 2 * WIDTH * 2}
+    latent = isinstance(pages.shape, LatentShape)
+    return pages.block_size % TOKENS_AT_ONCE == 0 and all(
+        page.part.width % (granule.get(_CODES[page.part.code], WIDTH) if latent else WIDTH) == 0
+        for page in pages.parts
+    )
 
 
 def stored_sides(pages: KvPages) -> dict[Side, StoredSide]:
@@ -120,45 +134,98 @@ def _steps(page: PagePart, place: int) -> np.ndarray:
 @compiled
 def decode_block(side, block, head, num_tokens, target, target_at, target_row_bytes):
     """Write a head's first `num_tokens` rows of a block as float32 to `target`."""
-    data_at = side.first_byte + block * side.block_bytes + head * side.head_bytes
-    num_bytes = side.width * 4
-    if side.code == NVFP4 or side.code == MXFP4:
-        scale_at = side.scale_first_byte + block * side.scale_block_bytes
-        scale_at += head * side.scale_head_bytes
-        _decode_e2m1(
-            side, data_at, scale_at, num_tokens, target, np.int64(target_at), target_row_bytes
-        )
+    at = side.first_byte + block * side.block_bytes + head * side.head_bytes
+    scale_at = side.scale_first_byte + block * side.scale_block_bytes
+    scale_at += head * side.scale_head_bytes
+    if target_row_bytes == side.width * 4:
+        _decode_run(side, at, scale_at, num_tokens, target, target_at)
         return
     for token in range(num_tokens):
-        row_at, to = data_at + token * side.row_bytes, target_at + token * target_row_bytes
-        if side.code == BF16:
-            for byte in range(0, num_bytes, 32):
-                store(target, np.int64(to + byte), load_bf16(side.data, np.int64(row_at + byte // 2)))
-        elif side.code == FP8:
-            step = splat(side.steps[0])
-            for byte in range(0, num_bytes, 32):
-                value = load_e4m3(side.data, np.int64(row_at + byte // 4))
-                store(target, np.int64(to + byte), multiply(value, step))
-        elif side.code == FP16:
-            for byte in range(0, num_bytes, 32):
-                store(target, np.int64(to + byte), load_fp16(side.data, np.int64(row_at + byte // 2)))
-        else:
-            for byte in range(0, num_bytes, 32):
-                store(target, np.int64(to + byte), load(side.data, np.int64(row_at + byte)))
+        _decode_run(side, at, scale_at, 1, target, target_at + token * target_row_bytes)
+        at += side.row_bytes
+        scale_at += side.scale_row_bytes
 
 
 @compiled
-def _decode_e2m1(side, data_at, scale_at, num_tokens, target, target_at, target_row_bytes):
-    data, scales, steps = side.data, side.scales, side.steps
-    pieces_per_scale = 1 if side.code == NVFP4 else 2
-    for token in range(num_tokens):
-        at, to = data_at + token * side.row_bytes, target_at + token * target_row_bytes
-        for place in range(side.scale_row_bytes):
-            step = steps[scales[scale_at + token * side.scale_row_bytes + place]]
-            for _ in range(pieces_per_scale):
-                store_e2m1(data, np.int64(at), target, np.int64(to), step)
-                at += 8
-                to += 64
+def _decode_run(side, at, scale_at, num_rows, target, to):
+    """Rows that follow each other on both sides."""
+    code, end = side.code, to + num_rows * side.width * 4
+    if code == NVFP4:
+        num_scales = num_rows * side.scale_row_bytes
+        _decode_e2m1(side.data, at, side.scales, scale_at, side.steps, num_scales, target, to)
+    elif code == MXFP4:
+        num_scales = num_rows * side.scale_row_bytes
+        _decode_wide_e2m1(side.data, at, side.scales, scale_at, side.steps, num_scales, target, to)
+    elif code == BF16:
+        _decode_bf16(side.data, at, target, to, end)
+    elif code == FP8:
+        _decode_e4m3(side.data, at, side.steps[0], target, to, end)
+    elif code == FP16:
+        _decode_fp16(side.data, at, target, to, end)
+    else:
+        _copy_fp32(side.data, at, target, to, end)
+
+
+@compiled
+def _decode_e2m1(data, at, scales, scale_at, steps, num_scales, target, to):
+    """Two scales of sixteen elements at a time: their number is even."""
+    for place in range(0, num_scales - 1, 2):
+        first, second = steps[scales[scale_at + place]], steps[scales[scale_at + place + 1]]
+        store_e2m1(data, np.int64(at), target, np.int64(to), first, second)
+        at += 16
+        to += 128
+
+
+@compiled
+def _decode_wide_e2m1(data, at, scales, scale_at, steps, num_scales, target, to):
+    """Two times sixteen elements to a scale."""
+    for place in range(num_scales):
+        step = steps[scales[scale_at + place]]
+        store_e2m1(data, np.int64(at), target, np.int64(to), step, step)
+        at += 16
+        to += 128
+
+
+@compiled
+def _decode_bf16(data, at, target, to, end):
+    # Four at a time: the processor would wait for the loop's own instructions otherwise.
+    while to + 128 <= end:
+        store(target, np.int64(to), load_bf16(data, np.int64(at)))
+        store(target, np.int64(to + 32), load_bf16(data, np.int64(at + 16)))
+        store(target, np.int64(to + 64), load_bf16(data, np.int64(at + 32)))
+        store(target, np.int64(to + 96), load_bf16(data, np.int64(at + 48)))
+        to += 128
+        at += 64
+    while to < end:
+        store(target, np.int64(to), load_bf16(data, np.int64(at)))
+        to += 32
+        at += 16
+
+
+@compiled
+def _decode_fp16(data, at, target, to, end):
+    while to < end:
+        store(target, np.int64(to), load_fp16(data, np.int64(at)))
+        to += 32
+        at += 16
+
+
+@compiled
+def _decode_e4m3(data, at, step, target, to, end):
+    while to + 64 <= end:
+        store_e4m3(data, np.int64(at), target, np.int64(to), step)
+        to += 64
+        at += 16
+    if to < end:
+        store(target, np.int64(to), multiply(load_e4m3(data, np.int64(at)), splat(step)))
+
+
+@compiled
+def _copy_fp32(data, at, target, to, end):
+    while to < end:
+        store(target, np.int64(to), load(data, np.int64(at)))
+        to += 32
+        at += 32
 
 
 @compiled

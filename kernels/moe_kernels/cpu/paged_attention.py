@@ -20,13 +20,11 @@ from moe_kernels.attention_plan import AttentionPlan
 from moe_kernels.cpu.attention import attend_parallel, attend_range
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.jit import num_threads
-from moe_kernels.cpu.kv_codes import StoredSide, no_side, stored_sides
-from moe_kernels.cpu.lanes import WIDTH
+from moe_kernels.cpu.kv_codes import StoredSide, no_side, readable, stored_sides
 from moe_kernels.kv_formats import LatentShape
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.reference import paged_attention as reference
 
-TOKENS_AT_ONCE = 4
 _NO_SINKS = np.empty(0, dtype=np.float32)
 _NO_VECTORS = np.empty((0, 0), dtype=np.float32)
 
@@ -83,8 +81,7 @@ def paged_attention(
 
 def _operands(pages: KvPages) -> _Operands | None:
     """None where the kernels cannot read the pages."""
-    widths = [page.part.width for page in pages.parts]
-    if any(width % WIDTH for width in widths) or pages.block_size % TOKENS_AT_ONCE:
+    if not readable(pages):
         return None
     sides = stored_sides(pages)
     if isinstance(pages.shape, LatentShape):
