@@ -2,8 +2,10 @@
 
 Usage: python -m bench.exchange [--repeats 200] [--turns 3] [--tokens 16]. Two ranks with one thread
 each and one process with two threads, on the same cores and in turns within one run, so that what
-else the machine does meets all alike. Rows come back unsummed, up to twice the bytes of partial
-sums, because only so the result is one rank's, bit for bit (checked here, too).
+else the machine does meets all alike; the work (processor time of all threads) is told besides,
+because a busy machine changes it least. MOE_KERNELS chooses the kernels. Rows come back unsummed,
+up to twice the bytes of partial sums, because only so the result is one rank's, bit for bit
+(checked here, too).
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
 
 from bench import exchange_ranks
-from bench.exchange_ranks import LayerShape
+from bench.exchange_ranks import LayerShape, Passes
 from moe_api.worker import Carrier
+from moe_kernels import implementation
 from moe_placement.initial import contiguous
 from tests.support import worker_processes
 from tests.support.expert_ranks import plan_for
@@ -70,32 +74,49 @@ def layers(pool: worker_processes.Pool, tokens: int, repeats: int, turns: int) -
     pool.ranks[RANKS].call(exchange_ranks.prepare_layers, "alone", together, shape, RANKS)
     for carrier in CARRIERS:
         pool.each(exchange_ranks.prepare_layers, [(carrier, apart, shape, 1)] * RANKS)
-    taken: dict[str, list[float]] = {"alone": [], **{carrier: [] for carrier in CARRIERS}}
     seeds = list(range(RANKS))
-    outputs: dict[str, torch.Tensor] = {}
+    passes: dict[str, list[list[Passes]]] = {"alone": [], **{carrier: [] for carrier in CARRIERS}}
     for _ in range(turns):
-        seconds, outputs["alone"] = pool.ranks[RANKS].call(
-            exchange_ranks.run_layers, "alone", [RANKS * tokens], seeds, shape, repeats
-        )
-        taken["alone"] += seconds
+        whole = ("alone", [RANKS * tokens], seeds, shape, repeats)
+        passes["alone"].append([pool.ranks[RANKS].call(exchange_ranks.run_layers, *whole)])
         for carrier in CARRIERS:
-            answers = pool.each(
-                exchange_ranks.run_layers,
-                [(carrier, [tokens] * RANKS, [seed], shape, repeats) for seed in seeds],
-            )
-            taken[carrier] += answers[0][0]
-            outputs[carrier] = torch.cat([output for _, output in answers])
-    print(f"MoE layer, {tokens} tokens a rank, ms: median (p90)")
-    print(f"  one process, {RANKS} threads     {shown(taken['alone'], 1e3, 2)}")
-    alone = statistics.median(taken["alone"])
+            parts = [(carrier, [tokens] * RANKS, [seed], shape, repeats) for seed in seeds]
+            passes[carrier].append(pool.each(exchange_ranks.run_layers, parts))
+    print(f"MoE layer, {tokens} tokens a rank, {implementation.chosen()} kernels, ms: median (p90)")
+    alone = Layer.of(passes["alone"])
+    print(f"  one process, {RANKS} threads     {alone}")
     for carrier in CARRIERS:
-        equal = "bit-equal" if torch.equal(outputs[carrier], outputs["alone"]) else "NOT EQUAL"
-        ratio = statistics.median(taken[carrier]) / alone
-        print(f"  {RANKS} ranks × 1 thread, {carrier:5s} {shown(taken[carrier], 1e3, 2)}   "
-              f"{ratio:.2f} × one process, {equal}")  # fmt: skip
+        layer = Layer.of(passes[carrier])
+        equal = "bit-equal" if torch.equal(layer.output, alone.output) else "NOT EQUAL"
+        print(f"  {RANKS} ranks × 1 thread, {carrier:5s} {layer}   "
+              f"{layer.median / alone.median:.2f} × one process's time, "
+              f"{layer.cpu_seconds / alone.cpu_seconds:.2f} × its work, {equal}")  # fmt: skip
     pairs = tokens * shape.top_k * (RANKS - 1) / RANKS
     print(f"  rows back to a rank: {pairs * shape.hidden * 4 / 1024:.0f} KiB unsummed on average, "
           f"{tokens * shape.hidden * 4 / 1024:.0f} KiB as partial sums")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    seconds: list[float]
+    cpu_seconds: float
+    output: torch.Tensor
+
+    @classmethod
+    def of(cls, turns: Sequence[Sequence[Passes]]) -> Layer:
+        """Of all turns: times of the first process, work of all, least disturbed."""
+        return cls(
+            [taken for passes in turns for taken in passes[0].seconds],
+            min(sum(each.cpu_seconds for each in passes) for passes in turns),
+            torch.cat([each.output for each in turns[-1]]),
+        )
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def __str__(self) -> str:
+        return f"{shown(self.seconds, 1e3, 2)}, CPU {self.cpu_seconds * 1e3:.2f}"
 
 
 def shown(seconds: Sequence[float], scale: float, digits: int) -> str:

@@ -80,27 +80,37 @@ def prepare_layers(carrier: str, slots_LRS: SlotsLRS, shape: LayerShape, threads
     _layers[carrier] = layers
 
 
+@dataclass(frozen=True)
+class Passes:
+    seconds: list[float]
+    """Per layer of each pass."""
+    cpu_seconds: float
+    """Per layer, of all threads of this process: what waiting for a processor does not change."""
+    output: torch.Tensor
+    """Of the last layer."""
+
+
 def run_layers(
     carrier: str, tokens_R: Sequence[int], seeds: Sequence[int], shape: LayerShape, repeats: int
-) -> tuple[list[float], torch.Tensor]:
-    """Seconds per layer of each pass, and the last layer's output.
-
-    `seeds`: one for each rank's worth of tokens that this process brings.
-    """
+) -> Passes:
+    """`seeds`: one for each rank's worth of tokens that this process brings."""
     layers = _layers[carrier]
     parts = [_tokens(tokens_R[0] if len(seeds) == 1 else sum(tokens_R) // len(seeds), seed, shape)
              for seed in seeds]  # fmt: skip
     x, ids, weights = (torch.cat(part) for part in zip(*parts, strict=True))
     taken = []
-    out = x
-    for _ in range(PASSES_BEFORE + repeats):
+    out, cpu_started = x, 0.0
+    for number in range(PASSES_BEFORE + repeats):
+        if number == PASSES_BEFORE:
+            cpu_started = time.process_time()
         layers.begin_step(tokens_R)
         started = time.perf_counter()
         for layer in range(shape.layers):
             out = layers.run(layer, x, ids, weights)
         taken.append((time.perf_counter() - started) / shape.layers)
         layers.commit_step()
-    return taken[PASSES_BEFORE:], out
+    cpu_seconds = (time.process_time() - cpu_started) / (repeats * shape.layers)
+    return Passes(taken[PASSES_BEFORE:], cpu_seconds, out)
 
 
 def _tokens(count: int, seed: int, shape: LayerShape) -> tuple[torch.Tensor, ...]:
