@@ -134,6 +134,17 @@ def test_strangers_keep_nobody_from_meeting(stranger: Callable[[socket.socket], 
             assert caller.fileno() < 0 or hung_up(caller), "no stranger is kept"
 
 
+def test_the_oldest_caller_goes_when_the_places_run_out() -> None:
+    with place(2) as here, contextlib.ExitStack() as stack:
+        here.meet(here.party(0))
+        places = tcp_meeting.STRANGERS + 2 * 2
+        callers = [stack.enter_context(here.call(0)) for _ in range(places + 1)]
+        assert hung_up(callers[0])
+        callers[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            callers[1].recv(1)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -15,6 +15,7 @@ import math
 import select
 import time
 from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 from moe_worker.expert.exchange import Channel, PeerBuffers, Transfer, failure
 from moe_worker.expert.tcp_link import Link, LinkBroken, Message
@@ -37,17 +38,17 @@ class TcpChannel:
     def post(self, sends: PeerBuffers, receives: PeerBuffers) -> Transfer:
         """Begin all. Raises ExchangeFailed."""
         messages: list[tuple[int, Message]] = []
-        touched: dict[int, Link] = {}
-        for peer, buffer in receives:
-            link = touched[peer] = self._links[peer]
-            messages.append((peer, link.receive(buffer.numpy().data)))
-        for peer, buffer in sends:
-            link = touched[peer] = self._links[peer]
-            messages.append((peer, link.send(buffer.numpy().data)))
         failed: dict[int, str] = {}
-        for link in touched.values():
+        for peer, buffer in receives:
+            link = self._links[peer]
+            messages.append((peer, link.receive(buffer.numpy().data)))
+            self._watch(link, self._watched.get(link.descriptor, 0) | select.POLLIN)
+        for peer, buffer in sends:
+            link = self._links[peer]
+            messages.append((peer, link.send(buffer.numpy().data)))
             self._move(link, 0, failed)
-        self._check(failed)
+        if failed:
+            self._fail(failed)
         return _Posted(self, messages, self._timeout_seconds)
 
     def advance(self, timeout_seconds: float) -> None:
@@ -56,12 +57,12 @@ class TcpChannel:
         failed: dict[int, str] = {}
         for descriptor, event in self._poll.poll(math.ceil(timeout_seconds * 1e3)):
             self._move(self._by_descriptor[descriptor], event, failed)
-        self._check(failed)
+        if failed:
+            self._fail(failed)
 
-    def late(self, peers: Iterable[int], limit_seconds: float) -> None:
+    def late(self, peers: Iterable[int], limit_seconds: float) -> NoReturn:
         """Raise ExchangeFailed for peers that did not do their part in time."""
-        told = f"not complete after {limit_seconds:g} s"
-        self._check(dict.fromkeys(peers, told))
+        self._fail(dict.fromkeys(peers, f"not complete after {limit_seconds:g} s"))
 
     def close(self) -> None:
         for link in self._links.values():
@@ -94,10 +95,9 @@ class TcpChannel:
             self._poll.register(link.descriptor, wanted)
         self._watched[link.descriptor] = wanted
 
-    def _check(self, failed: dict[int, str]) -> None:
-        if failed:
-            gone = dict.fromkeys(self._gone(), "connection closed by peer")
-            raise failure(self._channel, gone | failed)
+    def _fail(self, failed: dict[int, str]) -> NoReturn:
+        gone = dict.fromkeys(self._gone(), "connection closed by peer")
+        raise failure(self._channel, gone | failed)
 
     def _gone(self) -> list[int]:
         """Peers that have closed, or whose kernel has."""
@@ -131,4 +131,7 @@ class _Posted:
                 self._channel.late({p for p, m in self._messages if not m.done}, limit)
 
     def _done(self) -> bool:
-        return all(message.done for _, message in self._messages)
+        messages = self._messages
+        while messages and messages[-1][1].done:
+            messages.pop()
+        return not messages
