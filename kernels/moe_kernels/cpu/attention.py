@@ -38,8 +38,16 @@ from moe_kernels.cpu.attention_work import (
     ROW,
     TABLE_START,
 )
-from moe_kernels.cpu.jit import compiled, parallel
-from moe_kernels.cpu.kv_codes import FP32, decode_block, prefetch_block
+from moe_kernels.cpu.jit import Array, compiled, parallel
+from moe_kernels.cpu.kv_codes import (
+    CODE,
+    FP32,
+    VECTOR_WIDTH,
+    StoredSide,
+    decode_block,
+    head_at,
+    prefetch_block,
+)
 from moe_kernels.cpu.lanes import (
     add,
     exp_nonpositive,
@@ -58,9 +66,21 @@ PREFETCH_BLOCKS = 2
 
 @parallel
 def attend_parallel(
-    q_THD, key, key_tail, value, units, bounds, tables, block_size, window, scale, sinks_H,
-    center_ND, channel_ND, out_THV,
-):  # fmt: skip
+    q_THD: Array,
+    key: StoredSide,
+    key_tail: StoredSide,
+    value: StoredSide,
+    units: Array,
+    bounds: Array,
+    tables: Array,
+    block_size: int,
+    window: int,
+    scale: np.float32,
+    sinks_H: Array,
+    center_ND: Array,
+    channel_ND: Array,
+    out_THV: Array,
+) -> None:
     """`attend_range` by as many threads as `bounds` has ranges."""
     for thread in prange(len(bounds) - 1):
         attend_range(
@@ -72,9 +92,22 @@ def attend_parallel(
 
 @compiled
 def attend_range(
-    q_THD, key, key_tail, value, units, begin, end, tables, block_size, window, scale, sinks_H,
-    center_ND, channel_ND, out_THV,
-):  # fmt: skip
+    q_THD: Array,
+    key: StoredSide,
+    key_tail: StoredSide,
+    value: StoredSide,
+    units: Array,
+    begin: int,
+    end: int,
+    tables: Array,
+    block_size: int,
+    window: int,
+    scale: np.float32,
+    sinks_H: Array,
+    center_ND: Array,
+    channel_ND: Array,
+    out_THV: Array,
+) -> None:
     """Run units begin ≤ u < end. `window` 0 = all keys; empty sinks, center or channel = none."""
     for unit in range(begin, end):
         _attend_unit(
@@ -92,7 +125,7 @@ def _attend_unit(
     position, num_queries = unit[POSITION], unit[NUM_QUERIES]
     first_head, num_heads = unit[FIRST_HEAD], unit[HEADS_END] - unit[FIRST_HEAD]
     rows = num_queries * group
-    q_bytes, v_bytes = q_THD.shape[2] * 4, value.width * 4
+    q_bytes, v_bytes = q_THD.shape[2] * 4, value.sizes[VECTOR_WIDTH] * 4
 
     first_block = first_key(position, window) // block_size
     end_block = (position + num_queries - 1) // block_size + 1
@@ -107,7 +140,7 @@ def _attend_unit(
 
     _take_queries(q_THD, unit, group, num_heads, scale, sinks_H, center_ND, channel_ND, q, logits)
     table_start = unit[TABLE_START]
-    in_place = key.code == FP32 and key_tail.width == 0
+    in_place = key.sizes[CODE] == FP32 and key_tail.sizes[VECTOR_WIDTH] == 0
     for place in range(first_block, end_block):
         block = tables[table_start + place]
         ahead = tables[table_start + min(place + PREFETCH_BLOCKS, end_block - 1)]
@@ -116,16 +149,21 @@ def _attend_unit(
             q_at = head * rows * q_bytes
             to = head * rows * score_bytes + (place * block_size - origin) * 4
             if in_place:
-                at = key.first_byte + block * key.block_bytes
-                at += (first_head + head) * key.head_bytes
+                at = head_at(key, block, first_head + head)
                 score_block(
                     q, q_at, rows, key.data, at, block_size, q_bytes, scores, to, score_bytes
                 )
                 continue
             decode_block(key, block, first_head + head, block_size, decoded, 0, q_bytes)
-            if key_tail.width:
+            if key_tail.sizes[VECTOR_WIDTH]:
                 decode_block(
-                    key_tail, block, first_head + head, block_size, decoded, key.width * 4, q_bytes
+                    key_tail,
+                    block,
+                    first_head + head,
+                    block_size,
+                    decoded,
+                    key.sizes[VECTOR_WIDTH] * 4,
+                    q_bytes,
                 )
             score_block(q, q_at, rows, decoded, 0, block_size, q_bytes, scores, to, score_bytes)
 
@@ -165,7 +203,7 @@ def _attend_unit(
         query, head = row % rows // group, first_head + row // rows
         share = np.float32(1.0) / logits[row]
         out = out_THV[unit[ROW] + query, head * group + row % group]
-        for element in range(value.width):
+        for element in range(value.sizes[VECTOR_WIDTH]):
             out[element] = load_float(sums, np.int64(row * v_bytes + element * 4)) * share
 
 

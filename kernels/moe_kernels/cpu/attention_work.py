@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from moe_kernels.attention_plan import AttentionPlan, AttentionRows
+from moe_kernels.attention_plan import AttentionPlan
 
 ROWS_PER_TILE = 16
 DECODE_ROWS = 12
@@ -37,6 +37,8 @@ class AttentionWork:
     """Thread i runs units bounds[i] ≤ u < bounds[i + 1]."""
     tables: Int64s
     """Block tables of all sequences, one after the other."""
+    end_block: int
+    """One more than the largest of their blocks."""
 
 
 def attention_work(
@@ -50,21 +52,21 @@ def attention_work(
 
 
 def _cut(plan: AttentionPlan, num_kv_heads: int, group: int, num_threads: int) -> AttentionWork:
-    tiles, tables = _tiles(plan.rows, max(1, ROWS_PER_TILE // group))
-    per_query = UNITS_PER_THREAD * num_threads
-    heads = _heads_per_unit(num_kv_heads, len(tiles), per_query)
+    tiles, tables = _tiles(plan, max(1, ROWS_PER_TILE // group))
+    heads = _heads_per_unit(num_kv_heads, len(tiles), UNITS_PER_THREAD * num_threads)
     pieces = [_split(tiles[tiles[:, NUM_QUERIES] == 1], num_kv_heads, heads)]
     pieces.append(_split(tiles[tiles[:, NUM_QUERIES] > 1], num_kv_heads, 1))
     units = np.concatenate(pieces)
-    return AttentionWork(units, _bounds(_costs(units, group, plan.window), num_threads), tables)
+    bounds = _bounds(_costs(units, group, plan.window), num_threads)
+    return AttentionWork(units, bounds, tables, int(tables.max(initial=-1)) + 1)
 
 
-def _tiles(rows: tuple[AttentionRows, ...], queries_per_tile: int) -> tuple[Int64s, Int64s]:
-    """Units of all kv heads, and the block tables."""
+def _tiles(plan: AttentionPlan, queries_per_tile: int) -> tuple[Int64s, Int64s]:
+    """Units of all kv heads, and the block tables. Raises IndexError when a table is too short."""
     tiles = [np.empty((0, KV_HEADS + 1), dtype=np.int64)]
     tables = [np.empty(0, dtype=np.int64)]
     row = table_start = 0
-    for each in rows:
+    for each in plan.rows:
         begins = np.arange(0, each.num_tokens, queries_per_tile, dtype=np.int64)
         tile = np.zeros((len(begins), KV_HEADS + 1), dtype=np.int64)
         tile[:, ROW] = row + begins
@@ -73,6 +75,10 @@ def _tiles(rows: tuple[AttentionRows, ...], queries_per_tile: int) -> tuple[Int6
         tile[:, TABLE_START] = table_start
         tiles.append(tile)
         table = np.asarray(each.blocks, dtype=np.int64)
+        if len(table) * plan.block_size < each.start + each.num_tokens:
+            raise IndexError(
+                f"{len(table)} blocks do not reach {each.start + each.num_tokens} keys"
+            )
         tables.append(table)
         table_start += len(table)
         row += each.num_tokens
@@ -111,6 +117,6 @@ def _bounds(costs: Int64s, num_threads: int) -> Int64s:
     """Ranges of units, in order, that cost about the same."""
     done = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(costs)))
     shares = done[-1] * np.arange(num_threads + 1) / num_threads
-    bounds = np.searchsorted(done, shares).astype(np.int64)
+    bounds: Int64s = np.searchsorted(done, shares).astype(np.int64)
     bounds[-1] = len(costs)
     return bounds

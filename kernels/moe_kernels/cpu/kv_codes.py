@@ -52,18 +52,14 @@ class StoredSide(NamedTuple):
     """Uint8, flat; `scales` empty where the code has none."""
     steps: np.ndarray
     """Float32 [256] by scale byte; of FP8 and plain codes the first alone counts."""
-    code: int
-    width: int
-    """Elements of a vector; 0 = no such side."""
-    row_bytes: int
-    head_bytes: int
-    block_bytes: int
-    first_byte: int
-    """Of the side in block 0; head h of block b is at b · block_bytes + h · head_bytes more."""
-    scale_row_bytes: int
-    scale_head_bytes: int
-    scale_block_bytes: int
-    scale_first_byte: int
+    sizes: np.ndarray
+    """Int64, see the columns below: one array is quicker to hand to a kernel than ten numbers."""
+
+
+CODE, VECTOR_WIDTH, ROW_BYTES, HEAD_BYTES, BLOCK_BYTES, FIRST_BYTE = range(6)
+"""Columns of `StoredSide.sizes`. VECTOR_WIDTH: elements of a vector, 0 = no such side. Head h of
+block b is at FIRST_BYTE + b · BLOCK_BYTES + h · HEAD_BYTES."""
+SCALE_ROW_BYTES, SCALE_HEAD_BYTES, SCALE_BLOCK_BYTES, SCALE_FIRST_BYTE = range(6, 10)
 
 
 def readable(pages: KvPages) -> bool:
@@ -86,7 +82,7 @@ def stored_sides(pages: KvPages) -> dict[Side, StoredSide]:
 
 
 def no_side(like: StoredSide) -> StoredSide:
-    return like._replace(width=0)
+    return like._replace(sizes=np.zeros_like(like.sizes))
 
 
 def _stored_side(page: PagePart, place: int) -> StoredSide:
@@ -97,15 +93,8 @@ def _stored_side(page: PagePart, place: int) -> StoredSide:
     else:
         scales, scale_sizes = page.scales.numpy().reshape(-1), _sizes(page.scales.shape, place)
     code = _CODES[page.part.code]
-    return StoredSide(
-        data.numpy().reshape(-1),
-        scales,
-        _steps(page, place),
-        code,
-        page.part.width,
-        *sizes,
-        *scale_sizes,
-    )
+    described = np.array([code, page.part.width, *sizes, *scale_sizes], dtype=np.int64)
+    return StoredSide(data.numpy().reshape(-1), scales, _steps(page, place), described)
 
 
 def _sizes(shape: torch.Size, place: int) -> tuple[int, int, int, int]:
@@ -132,29 +121,43 @@ def _steps(page: PagePart, place: int) -> np.ndarray:
 
 
 @compiled
+def head_at(side, block, head):
+    """Where a head's rows of a block begin in `data`."""
+    sizes = side.sizes
+    return sizes[FIRST_BYTE] + block * sizes[BLOCK_BYTES] + head * sizes[HEAD_BYTES]
+
+
+@compiled
+def scales_at(side, block, head):
+    """Where the scales of a head's rows of a block begin."""
+    sizes = side.sizes
+    in_block = block * sizes[SCALE_BLOCK_BYTES] + head * sizes[SCALE_HEAD_BYTES]
+    return sizes[SCALE_FIRST_BYTE] + in_block
+
+
+@compiled
 def decode_block(side, block, head, num_tokens, target, target_at, target_row_bytes):
     """Write a head's first `num_tokens` rows of a block as float32 to `target`."""
-    at = side.first_byte + block * side.block_bytes + head * side.head_bytes
-    scale_at = side.scale_first_byte + block * side.scale_block_bytes
-    scale_at += head * side.scale_head_bytes
-    if target_row_bytes == side.width * 4:
+    at = head_at(side, block, head)
+    scale_at = scales_at(side, block, head)
+    if target_row_bytes == side.sizes[VECTOR_WIDTH] * 4:
         _decode_run(side, at, scale_at, num_tokens, target, target_at)
         return
     for token in range(num_tokens):
         _decode_run(side, at, scale_at, 1, target, target_at + token * target_row_bytes)
-        at += side.row_bytes
-        scale_at += side.scale_row_bytes
+        at += side.sizes[ROW_BYTES]
+        scale_at += side.sizes[SCALE_ROW_BYTES]
 
 
 @compiled
 def _decode_run(side, at, scale_at, num_rows, target, to):
     """Rows that follow each other on both sides."""
-    code, end = side.code, to + num_rows * side.width * 4
+    code, end = side.sizes[CODE], to + num_rows * side.sizes[VECTOR_WIDTH] * 4
     if code == NVFP4:
-        num_scales = num_rows * side.scale_row_bytes
+        num_scales = num_rows * side.sizes[SCALE_ROW_BYTES]
         _decode_e2m1(side.data, at, side.scales, scale_at, side.steps, num_scales, target, to)
     elif code == MXFP4:
-        num_scales = num_rows * side.scale_row_bytes
+        num_scales = num_rows * side.sizes[SCALE_ROW_BYTES]
         _decode_wide_e2m1(side.data, at, side.scales, scale_at, side.steps, num_scales, target, to)
     elif code == BF16:
         _decode_bf16(side.data, at, target, to, end)
@@ -230,10 +233,10 @@ def _copy_fp32(data, at, target, to, end):
 
 @compiled
 def prefetch_block(side, block, head):
-    at = side.first_byte + block * side.block_bytes + head * side.head_bytes
-    for byte in range(0, side.head_bytes, LINE_BYTES):
+    at = head_at(side, block, head)
+    for byte in range(0, side.sizes[HEAD_BYTES], LINE_BYTES):
         prefetch(side.data, np.int64(at + byte))
-    if side.scale_head_bytes:
-        at = side.scale_first_byte + block * side.scale_block_bytes + head * side.scale_head_bytes
-        for byte in range(0, side.scale_head_bytes, LINE_BYTES):
+    if side.sizes[SCALE_HEAD_BYTES]:
+        at = scales_at(side, block, head)
+        for byte in range(0, side.sizes[SCALE_HEAD_BYTES], LINE_BYTES):
             prefetch(side.scales, np.int64(at + byte))

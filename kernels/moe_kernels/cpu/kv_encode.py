@@ -16,8 +16,20 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from moe_kernels.cpu.jit import compiled, parallel
-from moe_kernels.cpu.kv_codes import BF16, FP8, FP16, FP32, MXFP4
+from moe_kernels.cpu.jit import Array, compiled, parallel
+from moe_kernels.cpu.kv_codes import (
+    BF16,
+    CODE,
+    FP8,
+    FP16,
+    FP32,
+    MXFP4,
+    ROW_BYTES,
+    SCALE_ROW_BYTES,
+    StoredSide,
+    head_at,
+    scales_at,
+)
 from moe_kernels.cpu.lanes import load, store, store_fp16
 
 E4M3_MAX = np.float32(448.0)
@@ -40,8 +52,16 @@ STANDARD, FOUR_OVER_SIX = np.float32(6.0), np.float32(4.0)
 
 @parallel
 def encode_parallel(
-    x_TND, slots_T, block_size, side, global_scale, four_over_six, center_ND, channel_ND, num_parts
-):
+    x_TND: Array,
+    slots_T: Array,
+    block_size: int,
+    side: StoredSide,
+    global_scale: np.float32,
+    four_over_six: bool,
+    center_ND: Array,
+    channel_ND: Array,
+    num_parts: int,
+) -> None:
     """`encode_range` of all tokens in so many parts."""
     num_tokens = len(slots_T)
     for part in prange(num_parts):
@@ -54,8 +74,17 @@ def encode_parallel(
 
 @compiled
 def encode_range(
-    x_TND, slots_T, begin, end, block_size, side, global_scale, four_over_six, center_ND, channel_ND
-):
+    x_TND: Array,
+    slots_T: Array,
+    begin: int,
+    end: int,
+    block_size: int,
+    side: StoredSide,
+    global_scale: np.float32,
+    four_over_six: bool,
+    center_ND: Array,
+    channel_ND: Array,
+) -> None:
     """Write tokens begin ≤ t < end of one side. Empty center or channel = none."""
     width = x_TND.shape[2]
     x_D = np.empty(width, dtype=np.float32)
@@ -72,19 +101,19 @@ def encode_range(
             if len(channel_ND):
                 for element in range(width):
                     x_D[element] /= channel_ND[head, element]
-            at = side.first_byte + block * side.block_bytes + head * side.head_bytes
-            at += offset * side.row_bytes
-            scale_at = side.scale_first_byte + block * side.scale_block_bytes
-            scale_at += head * side.scale_head_bytes + offset * side.scale_row_bytes
-            if side.code == FP32:
+            at = head_at(side, block, head)
+            at += offset * side.sizes[ROW_BYTES]
+            scale_at = scales_at(side, block, head)
+            scale_at += offset * side.sizes[SCALE_ROW_BYTES]
+            if side.sizes[CODE] == FP32:
                 _put_fp32(x_D, side.data, at)
-            elif side.code == BF16:
+            elif side.sizes[CODE] == BF16:
                 _put_bf16(x_D, side.data.view(np.uint16), at // 2)
-            elif side.code == FP16:
+            elif side.sizes[CODE] == FP16:
                 _put_fp16(x_D, side.data, at)
-            elif side.code == FP8:
+            elif side.sizes[CODE] == FP8:
                 _put_e4m3(x_D, global_scale, side.data, at)
-            elif side.code == MXFP4:
+            elif side.sizes[CODE] == MXFP4:
                 _put_mxfp4(x_D, codes_B, side.data, at, side.scales, scale_at)
             else:
                 _put_nvfp4(

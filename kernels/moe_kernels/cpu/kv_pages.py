@@ -56,7 +56,9 @@ def _write(
     channel_ND: NDArray[np.float32],
 ) -> None:
     side, global_scale = pages.derived.get("cpu sides", partial(_sides, pages))[name]
-    given = x_TND.contiguous().numpy(), slots_T.contiguous().numpy()
+    slots = slots_T.contiguous().numpy()
+    _check(slots, pages.num_blocks * pages.block_size)
+    given = x_TND.contiguous().numpy(), slots
     how = (
         pages.block_size,
         side,
@@ -69,7 +71,7 @@ def _write(
     if threads > 1:
         encode_parallel(*given, *how, threads)
     else:
-        encode_range(*given, 0, len(slots_T), *how)
+        encode_range(*given, 0, len(slots), *how)
 
 
 def _sides(pages: KvPages) -> dict[Side, tuple[StoredSide, np.float32]]:
@@ -78,3 +80,9 @@ def _sides(pages: KvPages) -> dict[Side, tuple[StoredSide, np.float32]]:
         name: (side, np.float32(pages.global_scales.get(name, 1.0)))
         for name, side in stored_sides(pages).items()
     }
+
+
+def _check(slots: NDArray[np.int64], end: int) -> None:
+    """The kernels write wherever they are told."""
+    if len(slots) and not 0 <= slots.min() <= slots.max() < end:
+        raise IndexError(f"slots {slots.min()} to {slots.max()} are not all within 0 to {end - 1}")

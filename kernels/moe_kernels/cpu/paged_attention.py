@@ -20,7 +20,7 @@ from moe_kernels.attention_plan import AttentionPlan
 from moe_kernels.cpu.attention import attend_parallel, attend_range
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.jit import num_threads
-from moe_kernels.cpu.kv_codes import StoredSide, no_side, readable, stored_sides
+from moe_kernels.cpu.kv_codes import VECTOR_WIDTH, StoredSide, no_side, readable, stored_sides
 from moe_kernels.kv_formats import LatentShape
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.reference import paged_attention as reference
@@ -58,9 +58,11 @@ def paged_attention(
     if window is not None:
         plan = plan.windowed(window)
     num_tokens, num_heads, width = q_THD.shape
-    out_THV = torch.empty((num_tokens, num_heads, operands.value.width))
+    out_THV = torch.empty((num_tokens, num_heads, int(operands.value.sizes[VECTOR_WIDTH])))
     threads = num_threads()
     work = attention_work(plan, pages.num_heads, num_heads // pages.num_heads, threads)
+    if work.end_block > pages.num_blocks:  # the kernels read wherever they are told
+        raise IndexError(f"block {work.end_block - 1} is none of {pages.num_blocks}")
     common = (
         work.tables,
         pages.block_size,

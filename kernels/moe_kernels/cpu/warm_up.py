@@ -11,19 +11,27 @@ from functools import partial
 import torch
 
 from moe_kernels.activation import gated
+from moe_kernels.attention_plan import AttentionRows, plan_attention
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.kv_formats import HeadsShape, KvFormat
+from moe_kernels.kv_pages import allocate_pages, append
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
+from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
 from moe_kernels.warm_up import Needs, Step
 
 _WIDTH = 16
+_MANY_TOKENS = 1 << 13
+"""Enough for a second thread."""
 
 
 def steps(needs: Needs) -> list[Step]:
     """In a fixed order, the longest first."""
     dtypes = sorted(needs.dtypes, key=str)
     return [
+        Step("attention", _attention),
+        Step("kv cache", _append),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
         *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),
         *(Step(f"norm {_short(dtype)}", partial(_norm, dtype)) for dtype in dtypes),
@@ -31,6 +39,21 @@ def steps(needs: Needs) -> list[Step]:
         Step("activation", lambda: gated(torch.zeros(1, 2 * _WIDTH), needs.act)),
         Step("sort", lambda: sort_by_slot(torch.zeros(1, 1, dtype=torch.int64), 1)),
     ]
+
+
+def _attention() -> None:
+    """Of every format, shape and kind of layer: they are numbers to the kernels, not types."""
+    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), 1, 16)
+    for num_sequences in (1, 2 * torch.get_num_threads()):  # without and with other threads
+        plan = plan_attention([AttentionRows(0, 1, [0])] * num_sequences, 16)
+        paged_attention(torch.zeros(num_sequences, 1, _WIDTH), pages, plan)
+
+
+def _append() -> None:
+    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), _MANY_TOKENS // 16, 16)
+    for num_tokens in (1, _MANY_TOKENS):
+        x = torch.zeros(num_tokens, 1, _WIDTH)
+        append(pages, x, x, torch.arange(num_tokens))
 
 
 def _experts(dtype: torch.dtype, needs: Needs) -> None:

@@ -23,6 +23,8 @@ from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
 from moe_kernels.kv_pages import KvPages, allocate_pages, append, read
 from moe_kernels.paged_attention import paged_attention
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 NUM_BLOCKS = 64
 
 

@@ -7,9 +7,13 @@ import torch
 
 from moe_kernels import implementation
 from moe_kernels.activation import SwigluOai, gated
+from moe_kernels.attention_plan import AttentionRows, plan_attention
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
+from moe_kernels.kv_pages import LayerScales, allocate_pages, append
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
+from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
 from moe_kernels.warm_up import Needs, warm_up
 
@@ -33,8 +37,18 @@ def a_layer(tokens: int, hidden: int, inner: int) -> None:
     expert_mlp(x[order], offsets, w13, w2, act=NEEDS.act, b13_S2I=w13[:, :, 0], b2_SH=w2[:, :, 0])
 
 
+def a_cache(name: KvFormatName, shape: HeadsShape, tokens: int) -> None:
+    vectors = torch.ones(shape.kv_heads, shape.head_dim)
+    scales = LayerScales(key_center_ND=vectors, key_channel_ND=vectors)
+    pages = allocate_pages(KvFormat(name), shape, 40, 16, scales=scales)
+    k = torch.ones(tokens, shape.kv_heads, shape.head_dim)
+    append(pages, k, k, torch.arange(tokens))
+    plan = plan_attention([AttentionRows(0, tokens, range(40))], 16)
+    paged_attention(k, pages, plan, window=20, sinks_H=vectors[:, 0])
+
+
 def test_nothing_is_left_to_compile_in_a_step() -> None:
-    from moe_kernels.cpu import grouped_gemm, linear, norm_rope, permute
+    from moe_kernels.cpu import attention, grouped_gemm, kv_encode, linear, norm_rope, permute
 
     kernels = [
         linear.linear_product,
@@ -42,10 +56,16 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         norm_rope.norm_rows,
         norm_rope.turn_rows,
         permute.place_pairs,
+        attention.attend_range,
+        attention.attend_parallel,
+        kv_encode.encode_range,
+        kv_encode.encode_parallel,
     ]
     with implementation.using("cpu"):
         warm_up(NEEDS, lambda *progress: None)
         before = [list(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
+        a_cache("nvfp4", HeadsShape(2, 64), 1)
+        a_cache("k8v4", HeadsShape(3, 32), 600)
         a_layer(1, 8, 6)
         a_layer(40, 300, 130)
     after = [list(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]

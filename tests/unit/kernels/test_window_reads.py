@@ -19,6 +19,8 @@ from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import allocate_pages, append
 from moe_kernels.paged_attention import paged_attention
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 HEADS, DIM, BLOCK, LENGTH = 2, 16, 16, 400
 SINKS = torch.tensor([0.5, -1.0])
 
@@ -58,7 +60,9 @@ def test_only_the_spans_of_a_window_are_read() -> None:
     ]
     plan = plan_attention(rows, BLOCK).windowed(128)
     read = {
-        int(block) // 4 * SPAN_TOKENS for part in plan.tiles.passes for block in part.span_blocks_SB[:, 0]
+        int(block) // 4 * SPAN_TOKENS
+        for part in plan.tiles.passes
+        for block in part.span_blocks_SB[:, 0]
     }
     positions = {0: (872, 1000), 1: (0, 5), 2: (513, 839)}
     wanted = {
