@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moe_kernels.activation import SILU, Activation
 from moe_kernels.reference.activation import gated
-from moe_kernels.reference.linear import TILE_ROWS, num_tiles, rounded_rows, widened
+from moe_kernels.reference.linear import TILE_ROWS, multiply_tiles, num_tiles, rounded_rows
 
 
 def expert_mlp(
@@ -69,10 +69,7 @@ def _tile_groups(offsets: Tensor) -> tuple[list[tuple[int, int, int]], Tensor, i
 def _per_slot(x_QH: Tensor, groups: list[tuple[int, int, int]], w_SOH: Tensor) -> Tensor:
     y_QO = x_QH.new_empty((x_QH.shape[0], w_SOH.shape[1]))
     for slot, begin, stop in groups:
-        w_HO = widened(w_SOH[slot]).t()
-        for start in range(begin, stop, TILE_ROWS):
-            end = start + TILE_ROWS
-            torch.mm(x_QH[start:end], w_HO, out=y_QO[start:end])
+        multiply_tiles(x_QH[begin:stop], w_SOH[slot], y_QO[begin:stop])
     return y_QO
 
 

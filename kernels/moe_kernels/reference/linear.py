@@ -14,17 +14,31 @@ import torch
 from torch import Tensor
 
 TILE_ROWS = 16
+FEWEST_OUTPUTS = 16
+"""With fewer than 12, a row's last bits were seen to depend on its place in the tile."""
 _ALIGNMENT_BYTES = 64
 
 
 def linear(x_TH: Tensor, w_OH: Tensor) -> Tensor:
     num_rows = x_TH.shape[0]
-    w_HO = widened(w_OH).t()
     x_PH = rounded_rows(x_TH, num_tiles(num_rows) * TILE_ROWS, w_OH.dtype)
     y_PO = x_TH.new_empty((x_PH.shape[0], w_OH.shape[0]))
-    for start in range(0, x_PH.shape[0], TILE_ROWS):
-        torch.mm(x_PH[start : start + TILE_ROWS], w_HO, out=y_PO[start : start + TILE_ROWS])
+    multiply_tiles(x_PH, w_OH, y_PO)
     return y_PO[:num_rows]
+
+
+def multiply_tiles(x_PH: Tensor, w_OH: Tensor, y_PO: Tensor) -> None:
+    """y = x · wᵀ over whole tiles of rows; `x_PH` is rounded and widened already."""
+    outputs = w_OH.shape[0]
+    w_HO = widened(w_OH).t()
+    if outputs < FEWEST_OUTPUTS:
+        w_HO = torch.nn.functional.pad(w_HO, (0, FEWEST_OUTPUTS - outputs))
+    for start in range(0, x_PH.shape[0], TILE_ROWS):
+        tile = slice(start, start + TILE_ROWS)
+        if outputs < FEWEST_OUTPUTS:
+            y_PO[tile] = torch.mm(x_PH[tile], w_HO)[:, :outputs]
+        else:
+            torch.mm(x_PH[tile], w_HO, out=y_PO[tile])
 
 
 def num_tiles(num_rows: int) -> int:
