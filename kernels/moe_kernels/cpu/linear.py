@@ -16,7 +16,7 @@ from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
 from moe_kernels.cpu.product import multiply, round_rows
 
-SMALL_PRODUCT = 1 << 16
+SMALL_PRODUCT = 1 << 18
 """Multiplications below which a second thread costs more than it brings."""
 FEW_ROWS = 8
 

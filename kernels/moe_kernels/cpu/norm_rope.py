@@ -18,7 +18,7 @@ from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.intrinsics import dot_rows, widened
 from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
 
-SMALL_WORK = 1 << 15
+SMALL_WORK = 1 << 17
 """Elements below which a second thread costs more than it brings."""
 
 

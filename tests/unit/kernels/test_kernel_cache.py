@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -86,3 +89,26 @@ def test_without_any_folder_there_is_no_cache(
     unwritable.append(tmp_path)
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     assert cache_folder({"HOME": str(tmp_path)}, sources, "v") is None
+
+
+def test_a_second_process_loads_the_very_same_kernel(tmp_path: Path) -> None:
+    """And not another one of the folder, as numba would do with closures."""
+    code = """
+import torch
+from moe_kernels.cpu.norm_rope import norm_rows, rms_norm
+x = torch.randn(3, 37, generator=torch.Generator().manual_seed(1))
+print(rms_norm(x, torch.ones(37), 1e-5).view(torch.int32).tolist())
+print(sum(norm_rows.stats.cache_hits.values()), sum(norm_rows.stats.cache_misses.values()))
+"""
+    root = str(Path(cache.__file__).parents[2])
+    environment = {**os.environ, "MOE_KERNELS_CACHE": str(tmp_path), "PYTHONPATH": root}
+
+    def run() -> list[str]:
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    first, second = run(), run()
+    assert first[1] == "0 1"
+    assert second == [first[0], "1 0"]
