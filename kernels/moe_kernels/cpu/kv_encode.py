@@ -54,13 +54,13 @@ STANDARD, FOUR_OVER_SIX = np.float32(6.0), np.float32(4.0)
 def encode_parallel(
     x_TND: Array,
     slots_T: Array,
+    num_parts: int,
     block_size: int,
     side: StoredSide,
     global_scale: np.float32,
     four_over_six: bool,
     center_ND: Array,
     channel_ND: Array,
-    num_parts: int,
 ) -> None:
     """`encode_range` of all tokens in so many parts."""
     num_tokens = len(slots_T)

@@ -8,6 +8,7 @@ Neighbours: `kv_encode` are the kernels, `kv_codes` views the pages.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +59,8 @@ def _write(
     side, global_scale = pages.derived.get("cpu sides", partial(_sides, pages))[name]
     slots = slots_T.contiguous().numpy()
     _check(slots, pages.num_blocks * pages.block_size)
-    given = x_TND.contiguous().numpy(), slots
-    how = (
+    x = x_TND.contiguous().numpy()
+    how: tuple[Any, ...] = (
         pages.block_size,
         side,
         global_scale,
@@ -69,9 +70,9 @@ def _write(
     )
     threads = min(num_threads(), x_TND.numel() // ELEMENTS_PER_THREAD)
     if threads > 1:
-        encode_parallel(*given, *how, threads)
+        encode_parallel(x, slots, threads, *how)
     else:
-        encode_range(*given, 0, len(slots), *how)
+        encode_range(x, slots, 0, len(slots), *how)
 
 
 def _sides(pages: KvPages) -> dict[Side, tuple[StoredSide, np.float32]]:

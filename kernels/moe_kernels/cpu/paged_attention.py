@@ -9,7 +9,7 @@ Neighbours: `attention` are the kernels, `attention_work` cuts the step, `kv_cod
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ def paged_attention(
     work = attention_work(plan, pages.num_heads, num_heads // pages.num_heads, threads)
     if work.end_block > pages.num_blocks:  # the kernels read wherever they are told
         raise IndexError(f"block {work.end_block - 1} is none of {pages.num_blocks}")
-    common = (
+    common: tuple[Any, ...] = (
         work.tables,
         pages.block_size,
         window or 0,
@@ -73,11 +73,12 @@ def paged_attention(
         operands.channel_ND,
         out_THV.numpy(),
     )
-    given = (q_THD.contiguous().numpy(), operands.key, operands.key_tail, operands.value)
+    q = q_THD.contiguous().numpy()
+    key, key_tail, value = operands.key, operands.key_tail, operands.value
     if threads == 1 or len(work.units) < 2:
-        attend_range(*given, work.units, 0, len(work.units), *common)
+        attend_range(q, key, key_tail, value, work.units, 0, len(work.units), *common)
     else:
-        attend_parallel(*given, work.units, work.bounds, *common)
+        attend_parallel(q, key, key_tail, value, work.units, work.bounds, *common)
     return out_THV
 
 

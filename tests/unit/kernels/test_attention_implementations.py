@@ -45,7 +45,7 @@ class World:
         out = paged_attention(
             q_THD, self.pages, plan, scale=0.2, window=self.window, sinks_H=self.sinks_H
         )
-        return list(out.split([count for _, _, count in pieces]))
+        return list(torch.split(out, [count for _, _, count in pieces]))
 
     @property
     def whole(self) -> list[Piece]:
