@@ -164,8 +164,11 @@ def _sum_part(part: Index, parts: int, numbers: Array, sums: Array) -> None:
 
 @parallel
 def _sum(numbers: Array, sums: Array, threads: int) -> None:
-    for part in prange(threads):
-        _sum_part(np.int64(part), threads, numbers, sums)
+    if threads == 1:
+        _sum_part(0, 1, numbers, sums)
+    else:
+        for part in prange(threads):
+            _sum_part(np.int64(part), threads, numbers, sums)
 
 
 def read_bytes_per_second(rounds: int) -> float:
