@@ -1,6 +1,6 @@
 """Speed of one rank's step without exchange: prefill and decode tokens per second of CPU time.
 
-Usage: python bench/bench_one_rank.py [--model DIR] [--kv nvfp4]. Without --model a random Mixtral
+Usage: python -m bench.bench_one_rank [--model DIR] [--kv nvfp4]. Without --model a random Mixtral
 of the example's size is made in a temporary folder. CPU time of one thread, so a busy machine
 disturbs less; a number, not a test.
 """

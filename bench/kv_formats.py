@@ -1,7 +1,7 @@
 """What a KV format costs in quality: next tokens and perplexity against BF16, on held-out text.
 
-    python bench/kv_formats.py [--model examples/tiny-moe] [--text FILE …] [--sequences 16]
-    python bench/kv_formats.py --write-scales examples/tiny-moe/kv-scales.json
+    python -m bench.kv_formats [--model examples/tiny-moe] [--text FILE …] [--sequences 16]
+    python -m bench.kv_formats --write-scales examples/tiny-moe/kv-scales.json
 
 The text's sequences are read from the cache position by position, as serving does. Agreement is
 the share of positions whose likeliest next token is BF16's; error is the relative L2 error of

@@ -8,7 +8,7 @@ from the spec (`moe_operator.worker_config`) and mounts it; `moe_worker.main` re
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,8 @@ from moe_api.document import Document, Part
 
 Carrier = Literal["tcp", "gloo", "nccl"]
 _TRANSPORTS = {"cpu": ("auto", "tcp", "gloo"), "cuda": ("auto", "nccl")}
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
 
 
 class WorkerPhase(StrEnum):
@@ -33,7 +35,7 @@ class ModelConfig(Part):
     """Folder in the worker's file system: hub layout (config.json, safetensors, tokenizer.json)."""
     served_name: str
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    max_model_len: int | None = None
+    max_model_len: Positive | None = None
 
 
 class KvConfig(Part):
@@ -44,20 +46,20 @@ class KvConfig(Part):
     """Below the model's folder; needed by key_scaling."""
     block_size: Literal[16, 32, 64] = 16
     memory_fraction: float = Field(default=0.85, ge=0.05, le=0.95)
-    blocks: int | None = None
+    blocks: Positive | None = None
     prefix_caching: bool = True
 
 
 class SchedulerConfig(Part):
-    max_running: int = 64
-    max_batched_tokens: int = 2048
-    max_queued: int = 256
+    max_running: Positive = 64
+    max_batched_tokens: Positive = 2048
+    max_queued: Natural = 256
 
 
 class ApiLimits(Part):
-    max_body_bytes: int = 4 * 1024 * 1024
-    max_stop_strings: int = 16
-    max_choices: int = 8
+    max_body_bytes: Positive = 4 * 1024 * 1024
+    max_stop_strings: Natural = 16
+    max_choices: Positive = 8
     key_file: str | None = None
     """File with the keys that clients must send one of; None = the API is open."""
 
@@ -72,8 +74,8 @@ class WorkerConfig(Document):
     device: Literal["cpu", "cuda"] = "cpu"
     transport: Literal["auto", "tcp", "gloo", "nccl"] = "auto"
     """What carries bytes between ranks: on CPUs tcp (auto) or gloo, on GPUs nccl (auto)."""
-    drain_seconds: int = 60
-    operation_timeout_seconds: float = 5.0
+    drain_seconds: Natural = 60
+    operation_timeout_seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     """Deadline of one agree, dispatch or combine; also the process group's time-out."""
 
     @model_validator(mode="after")

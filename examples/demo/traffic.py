@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,8 @@ class Traffic:
         body = {
             "model": self._model, "prompt": record.prompt, "max_tokens": self._max_tokens,
             "temperature": 0.8, "seed": record.seed,
+            # Of its own for each request: what the prefix cache has is not routed again.
+            "cache_salt": uuid.uuid4().hex,
         }  # fmt: skip
         for _ in range(MAX_RETRIES):
             try:

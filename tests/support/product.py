@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import numpy as np
@@ -163,21 +164,24 @@ class Deployment:
         return Counters(np.stack(served, axis=1), routed)
 
     def replay(self, prompts: Sequence[str], max_tokens: int = 8) -> None:
-        """Each prompt once, greedily, rank after rank in turn, all ranks at the same time."""
+        """Each prompt once, greedily, rank after rank in turn, all ranks at the same time; none of
+        it is taken from the prefix cache, so that each replay routes the same tokens."""
         addresses = self.addresses()
 
         def drive(rank: int) -> None:
             for prompt in prompts[rank :: len(addresses)]:
-                self.answer(prompt, max_tokens, addresses[rank])
+                self.answer(prompt, max_tokens, addresses[rank], cache_salt=uuid4().hex)
 
         with ThreadPoolExecutor(len(addresses)) as pool:
             list(pool.map(drive, range(len(addresses))))
 
-    def answer(self, prompt: str, max_tokens: int = 16, address: str | None = None) -> str:
+    def answer(
+        self, prompt: str, max_tokens: int = 16, address: str | None = None, **fields: Any
+    ) -> str:
         """A greedy completion of one rank (rank 0 if not told)."""
         url = f"{address or self.addresses()[0]}/v1/completions"
         body = {"model": "tiny-moe", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-        reply = httpx.post(url, json=body, timeout=60, trust_env=False)
+        reply = httpx.post(url, json=body | fields, timeout=60, trust_env=False)
         assert reply.status_code == 200, reply.text
         text: str = reply.json()["choices"][0]["text"]
         return text

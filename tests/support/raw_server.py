@@ -65,14 +65,21 @@ class RawServer:
 def _read_request(connection: socket.socket) -> bytes:
     received = b""
     while b"\r\n\r\n" not in received:
-        received += connection.recv(65536)
+        received += _more(connection)
     head, _, body = received.partition(b"\r\n\r\n")
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             while len(body) < int(value):
-                body += connection.recv(65536)
+                body += _more(connection)
     return head + b"\r\n\r\n" + body
+
+
+def _more(connection: socket.socket) -> bytes:
+    received = connection.recv(65536)
+    if not received:
+        raise ConnectionResetError("the client left before its request was whole")
+    return received
 
 
 @contextmanager

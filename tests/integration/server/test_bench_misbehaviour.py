@@ -125,7 +125,7 @@ def test_what_is_no_answer_fails_with_its_outcome(
     ("answer", "detail"), [(silent, "without text"), (without_end, "pieces of text")]
 )
 def test_what_does_not_end_times_out(answer: Answer, detail: str, tmp_path: Path) -> None:
-    code, found, _ = measured([answer], tmp_path, "--timeout", "0.5")
+    code, found, _ = measured([answer], tmp_path, "--timeout", "3")
     assert code == 1
     assert found["requests"]["outcomes"]["timed_out"] == 1
     (failure,) = found["failures"]
@@ -135,7 +135,7 @@ def test_what_does_not_end_times_out(answer: Answer, detail: str, tmp_path: Path
 def test_a_request_whose_time_is_over_is_not_sent(tmp_path: Path) -> None:
     code, found, requests = measured(
         [silent], tmp_path, "--rate", "1000", "--max-connections", "1", "--requests", "3",
-        "--timeout", "0.5",
+        "--timeout", "3",
     )  # fmt: skip
     assert code == 1
     assert found["requests"]["outcomes"]["timed_out"] == 3

@@ -77,36 +77,39 @@ def still_serves(worker: HttpWorker) -> bool:
 def test_headers_that_never_end_close_the_connection(
     worker: HttpWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "HEADER_SECONDS", 1)
     for begun in (b"", b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"):
         with connected(worker) as client:
             client.sendall(begun)
             assert until_closed(client) == b""
+    monkeypatch.undo()
     assert still_serves(worker)
 
 
 def test_a_second_request_on_a_connection_has_its_own_time(
     worker: HttpWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "HEADER_SECONDS", 1)
     with connected(worker) as client:
         client.sendall(request(max_tokens=1))
         first = client.recv(65536)
         assert b" 200 OK" in first
         client.sendall(b"POST /v1/comp")
         assert b"HTTP/1.1" not in until_closed(client)
+    monkeypatch.undo()
     assert still_serves(worker)
 
 
 def test_a_body_that_never_ends_is_told_so(
     worker: HttpWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(body, "READ_SECONDS", 1)
     with connected(worker) as client:
         client.sendall(request()[:-5])
         received = client.recv(65536)
     assert b" 408 " in received
     assert b"body_too_slow" in received
+    monkeypatch.undo()
     assert still_serves(worker)
 
 
@@ -172,7 +175,7 @@ def test_e04_a_connection_that_is_reset_frees_everything(
 def test_a_reader_that_stops_does_not_hold_up_the_others_and_is_given_up(
     engine: FakeEngine, worker: HttpWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "SEND_SECONDS", 0.5)
+    monkeypatch.setattr(answer, "SEND_SECONDS", 1)
     with connected(worker, receive_bytes=4096) as client:
         client.sendall(request(stream=True, max_tokens=150_000, logprobs=20))
         until(lambda: engine.num_running == 1, "it runs")

@@ -3,6 +3,7 @@ only what was computed from its own tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -30,7 +31,7 @@ def colliding_digest(parent: bytes, tokens: bytes) -> bytes:
 
 class Tables(RuleBasedStateMachine):
     """Sequences over two token ids, so that they begin alike all the time. `places` stands for the
-    bytes: what each place of each block was computed from."""
+    bytes: what each place of each block was computed from, and for whom."""
 
     digest: ClassVar[Digest] = chain_digest
 
@@ -39,18 +40,23 @@ class Tables(RuleBasedStateMachine):
         self.pool = BlockPool(NUM_BLOCKS, PrefixIndex(type(self).digest))
         self.tables = BlockTables(self.pool, BLOCK_SIZE, prefix_caching=True)
         self.seqs: list[Sequence] = []
-        self.places: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.places: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
         num_judged=st.none() | st.integers(0, 9),
+        salt=st.sampled_from(["", "", "a"]),
         data=st.data(),
     )
-    def begin(self, prompt: list[int], num_judged: int | None, data: st.DataObject) -> None:
+    def begin(
+        self, prompt: list[int], num_judged: int | None, salt: str, data: st.DataObject
+    ) -> None:
         """`num_judged`: tokens whose probabilities are known, of a prompt that wants them all."""
         seq = Sequence(f"s{len(self.seqs)}", tuple(prompt), PARAMS)
         if num_judged is not None and num_judged < len(prompt) - 1:
             seq.params = JUDGED
+        seq.params = replace(seq.params, cache_salt=salt)
+        if seq.params.prompt_logprobs is not None:
             seq.prompt_logprobs = [TokenLogprobs(0, 0.0)] * num_judged
         starts = self.tables.starts(seq)
         cached = [start.num_cached_tokens for start in starts]
@@ -89,7 +95,7 @@ class Tables(RuleBasedStateMachine):
             assert not self.pool.prefixes.holds(block), "a known block changes"
             others = [other for other in self.seqs if other is not seq]
             assert not any(block in other.block_table for other in others), "a shared block changes"
-            self.places[block, at % BLOCK_SIZE] = known[: at + 1]
+            self.places[block, at % BLOCK_SIZE] = (seq.params.cache_salt, known[: at + 1])
         seq.num_computed = end
         self.tables.record(seq)
         if end == seq.num_tokens:
@@ -115,7 +121,7 @@ class Tables(RuleBasedStateMachine):
             known = tuple(seq.tokens(0, seq.num_computed))
             for at in range(seq.num_computed):
                 place = seq.block_table[at // BLOCK_SIZE], at % BLOCK_SIZE
-                assert self.places[place] == known[: at + 1]
+                assert self.places[place] == (seq.params.cache_salt, known[: at + 1])
 
     @invariant()
     def pool_agrees_with_the_sequences(self) -> None:
@@ -143,9 +149,11 @@ def make(num_blocks: int = NUM_BLOCKS, prefix_caching: bool = True) -> BlockTabl
     return BlockTables(BlockPool(num_blocks), BLOCK_SIZE, prefix_caching)
 
 
-def run(tables: BlockTables, prompt: tuple[int, ...], start: int = 0) -> tuple[Sequence, Start]:
+def run(
+    tables: BlockTables, prompt: tuple[int, ...], start: int = 0, salt: str = ""
+) -> tuple[Sequence, Start]:
     """A sequence whose prompt is computed, by the start of that number."""
-    seq = Sequence("r", prompt, PARAMS)
+    seq = Sequence("r", prompt, replace(PARAMS, cache_salt=salt))
     chosen = tables.starts(seq)[start]
     tables.begin(seq, chosen)
     seq.num_computed = seq.num_tokens
@@ -232,6 +240,17 @@ def test_the_same_tokens_elsewhere_are_not_a_hit() -> None:
     for other in ((3, 4, 1), (9, 2, 3, 4, 5), (1, 2, 1, 2, 5), (0, 1, 2, 3, 4)):
         hits = tables.starts(Sequence("r", other, PARAMS))[0].num_cached_tokens
         assert hits == (2 if other[:2] == (1, 2) else 0)
+
+
+def test_a_prefix_is_shared_only_by_those_with_the_same_salt() -> None:
+    tables = make(num_blocks=20)
+    prompt = (1, 2, 3, 4, 5)
+    run(tables, prompt, salt="a")
+    hits = {salt: run(tables, prompt, salt=salt)[1].num_cached_tokens for salt in ("", "b", "a")}
+    assert hits == {"": 0, "b": 0, "a": 4}
+    # A salt that spells tokens is still none.
+    _, start = run(tables, (7, 8, 9), salt=pack(prompt[:2]).decode())
+    assert start.num_cached_tokens == 0
 
 
 def test_a_prompt_that_is_to_be_judged_is_computed_as_far_as_it_is_not() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -147,4 +149,41 @@ def test_an_index_that_lies_is_refused(copy: Path) -> None:
 def test_a_folder_without_weights_is_refused(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     with pytest.raises(ModelUnreadable, match=r"neither model\.safetensors nor"):
+        open_checkpoint(copy)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "sub/../../model.safetensors", "{}"])
+def test_an_index_that_leaves_the_folder_is_refused(copy: Path, name: str) -> None:
+    """Files of other models must not be read because a checkpoint says so."""
+    elsewhere = copy.parent / "model.safetensors"
+    shutil.copy(copy / "model.safetensors", elsewhere)
+    weights = dict.fromkeys(load_file(elsewhere), name.format(elsewhere))
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    with pytest.raises(ModelUnreadable, match="is not below the model's folder"):
+        open_checkpoint(copy)
+
+
+def test_links_are_followed_as_the_hubs_cache_has_them(copy: Path) -> None:
+    file, blob = copy / "model.safetensors", copy.parent / "blob"
+    file.rename(blob)
+    file.symlink_to(blob)
+    open_checkpoint(copy).read_expert(0, 0)
+    blob.unlink()
+    with pytest.raises(ModelUnreadable, match="holds neither"):
+        open_checkpoint(copy)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_a_shard_that_is_no_file_is_refused(copy: Path, make: Callable[[Path], None]) -> None:
+    weights = dict.fromkeys(load_file(copy / "model.safetensors"), "shard.safetensors")
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    make(copy / "shard.safetensors")
+    with pytest.raises(ModelUnreadable, match=r"shard\.safetensors: it is no regular file"):
+        open_checkpoint(copy)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_without_end_is_refused(copy: Path, name: str) -> None:
+    (copy / name).write_text('{"weight_map":' * 100_000)
+    with pytest.raises(ModelUnreadable, match=name):
         open_checkpoint(copy)

@@ -134,6 +134,8 @@ def refusal(kind: type[GenerationRequest], body: bytes) -> ApiError:
         ("parallel_tool_calls", True),
         ("ignore_eos", 1),
         ("user", 5),
+        ("cache_salt", ""),
+        ("cache_salt", "s" * 257),
         ("user", "u" * 513),
         ("best_of", 2),
     ],

@@ -157,6 +157,8 @@ def test_every_sampling_field_arrives() -> None:
     assert (params.num_logprobs, params.prompt_logprobs) == (2, 2)
     assert prepared.echo
     assert prepared.tells_logprobs
+    assert params.cache_salt == ""
+    assert completion(prompt="a", cache_salt="s").choices[0].params.cache_salt == "s"
     assert completion(prompt="a", top_k=-1).choices[0].params.top_k == 0
     assert completion(prompt="a", logprobs=2).choices[0].params.prompt_logprobs is None
     assert completion(prompt="a", ignore_eos=True).choices[0].params.stop_token_ids == frozenset()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from moe_worker.text.chat_template import ChatTemplate
 from moe_worker.text.prompt_tokenizer import PromptTokenizer, TokenizerUnreadable, load_tokenizer
@@ -86,4 +86,7 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerUnreadable, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(tmp_path)
+    Tokenizer(models.BPE({}, [])).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerUnreadable, match="has no vocabulary"):
         load_tokenizer(tmp_path)

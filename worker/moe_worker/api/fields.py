@@ -22,6 +22,7 @@ MAX_TOKENS = 2**31 - 1
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 MAX_USER_CHARACTERS = 512
+MAX_SALT_CHARACTERS = 256
 
 Prompt = str | list[int]
 TOKEN_ID = re.compile(r"[0-9]{1,9}")
@@ -116,3 +117,4 @@ NumChoices = Annotated[int, Field(ge=1, le=MOST_CHOICES), Whole]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), Whole]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 User = Annotated[str, Field(max_length=MAX_USER_CHARACTERS)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)]

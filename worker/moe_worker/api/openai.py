@@ -15,6 +15,7 @@ from moe_api.worker import ApiLimits
 from moe_worker.api.api_error import ApiError, invalid
 from moe_worker.api.fields import (
     Body,
+    CacheSalt,
     LogitBias,
     Logprobs,
     MaxTokens,
@@ -57,6 +58,8 @@ class GenerationRequest(Body):
     stop: Stops | None = None
     ignore_eos: bool | None = None
     """Go on to max_tokens, whatever the model says: for measurements."""
+    cache_salt: CacheSalt | None = None
+    """Only requests with the same one share cached prefixes."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: User | None = None

@@ -152,6 +152,7 @@ def _sampling(request: GenerationRequest, max_tokens: int, model: ServedModel) -
         num_logprobs=request.num_logprobs,
         prompt_logprobs=request.num_logprobs if echoes else None,
         stop_token_ids=frozenset() if request.ignore_eos else model.stop_token_ids,
+        cache_salt=request.cache_salt or "",
     )
 
 

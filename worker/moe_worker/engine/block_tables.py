@@ -149,4 +149,7 @@ class BlockTables:
         return chain
 
     def _block_tokens(self, seq: Sequence, at: int) -> bytes:
-        return pack(seq.tokens(at * self.block_size, (at + 1) * self.block_size))
+        """What has to be equal: the tokens, and for a first block who may share it."""
+        tokens = pack(seq.tokens(at * self.block_size, (at + 1) * self.block_size))
+        # All blocks have as many tokens, so no salt and tokens can be read as another salt's.
+        return tokens if at else seq.params.cache_salt.encode() + tokens

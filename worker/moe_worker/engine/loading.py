@@ -119,7 +119,7 @@ class Loader:
         )
         counters = LoadCounters(num_layers, arch.num_experts, num_slots)
         return Loaded(
-            runner=Runner(Transformer(arch, shared), cache),
+            runner=Runner(Transformer(arch, shared, size.max_model_len), cache),
             scheduler=scheduler,
             bank=bank,
             counters=counters,
@@ -153,7 +153,6 @@ class Loader:
             + (limits.max_batched_tokens + LOGIT_COPIES * limits.max_running)
             * (arch.vocab_size * FLOAT_BYTES)
             + self._widened_bytes
-            + arch.max_positions * arch.rope.dim * FLOAT_BYTES  # cosines and sines
             + (PROCESS_BYTES if config.device == "cpu" else 0)
         )
         return plan_blocks(
@@ -162,8 +161,9 @@ class Loader:
             Memory(
                 limit_bytes=self._settings.memory_bytes or memory_limit_bytes(),
                 reserved_bytes=reserved_bytes,
-                scratch_bytes=lambda longest: scratch_bytes(
-                    attention.num_heads, vector, attention.kv_elements, longest
+                scratch_bytes=lambda longest: (
+                    scratch_bytes(attention.num_heads, vector, attention.kv_elements, longest)
+                    + longest * arch.rope.dim * FLOAT_BYTES  # cosines and sines
                 ),
             ),
             max_running=limits.max_running,

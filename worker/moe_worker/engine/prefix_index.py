@@ -27,7 +27,7 @@ class Prefix:
 
     parent: Prefix | None
     tokens: bytes
-    """Its own tokens, packed."""
+    """Its own tokens, packed; of a first block, after the salt of those who may share it."""
     digest: bytes
     block: int
     num_blocks: int

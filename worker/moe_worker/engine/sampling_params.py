@@ -53,6 +53,8 @@ class SamplingParams:
     """The same for the tokens of the prompt, which must be computed for it, cached or not."""
     grammar: Grammar | None = None
     stop_token_ids: frozenset[int] = frozenset()
+    cache_salt: str = ""
+    """Only requests with the same one share cached blocks. No number depends on it."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

@@ -73,7 +73,7 @@ def run_group(options: Options) -> int:
     try:
         num_experts = load_architecture(options.model).num_experts
     except (ModelUnreadable, ModelHasNoExperts) as error:
-        console.print(f"moe-worker local: {error}", markup=False, highlight=False)
+        _say(console, f"moe-worker local: {error}")
         return 2
     with tempfile.TemporaryDirectory(prefix="moe-local-") as private:
         log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="moe-local-logs-"))
@@ -111,26 +111,31 @@ def _hold(
                 ranks[member].kill()
             problem = problem or _failure(living)
             if problem is not None:
-                console.print(problem, markup=False, highlight=False)
+                _say(console, problem)
                 return 1
             try:
                 plan = director.look(living, time.monotonic())
             except InsufficientSlots as error:
-                console.print(f"moe-worker local: {error}", markup=False, highlight=False)
+                _say(console, f"moe-worker local: {error}")
                 return 2
             if plan is not None:
                 _announce(plan, living, client)
             if not served and _all_serve(living, len(ranks)):
                 served = True
                 urls = "  ".join(f"http://{rank.address}:8000/v1" for rank in ranks)
-                console.print(f"serving: {urls}", markup=False, highlight=False, soft_wrap=True)
+                _say(console, f"serving: {urls}")
             if console.is_terminal:
                 live.update(table.render(director, living, len(ranks), str(log_dir)), refresh=True)
             elif (headline := table.headline(director, living)) != said:
                 said = headline
                 text = f"{headline[0]} | {headline[1]} | {director.event}"
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
+                _say(console, text)
     return 0
+
+
+def _say(console: Console, text: str) -> None:
+    """As it is: not broken at the width of a terminal, for it may be searched and copied."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _look(ranks: Sequence[RankProcess], client: ControlClient) -> list[Living]:

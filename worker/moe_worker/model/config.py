@@ -20,6 +20,7 @@ from moe_worker.model.spec import (
     ModelHasNoExperts,
     ModelSpec,
     ModelUnreadable,
+    shown,
 )
 
 __all__ = [
@@ -53,10 +54,11 @@ def parse_architecture(config: dict[str, Any]) -> ModelSpec:
     _refuse_without_experts(config)
     fields = Fields(config)
     family = find_family(fields)
-    method = fields.object("quantization_config").get("quant_method")
-    if method is not None and method not in family.quantisations:
+    quantisation = fields.object("quantization_config")
+    method = quantisation.get("quant_method")
+    if not quantisation.is_empty and method not in family.quantisations:
         raise ModelUnreadable(
-            f"quantization_config.quant_method {method!r} is not supported for "
+            f"quantization_config.quant_method {shown(method)} is not supported for "
             f"{family.architecture}; supported: {', '.join(family.quantisations) or 'none'}"
         )
     return family.describe(fields)
@@ -81,7 +83,7 @@ def _read_object(file: Path) -> dict[str, Any]:
         raise ModelUnreadable(
             f"cannot read {file}: {error.strerror}; model.path must be a folder in the hub's layout"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelUnreadable(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelUnreadable(f"{file} holds {type(content).__name__}, expected an object")
@@ -91,7 +93,7 @@ def _read_object(file: Path) -> dict[str, Any]:
 def _refuse_without_experts(config: dict[str, Any]) -> None:
     if not any(config.get(key) for key in _EXPERT_KEYS):
         raise ModelHasNoExperts(
-            f"model_type {config.get('model_type')!r} has no experts (none of "
+            f"model_type {shown(config.get('model_type'))} has no experts (none of "
             f"{', '.join(_EXPERT_KEYS)} in config.json); serve a Mixture-of-Experts model"
         )
     for key in _EXPERT_KEYS:

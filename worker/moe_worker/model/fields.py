@@ -9,9 +9,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from moe_worker.model.spec import ModelUnreadable, RopeSpec
+from moe_worker.model.spec import ModelUnreadable, RopeSpec, shown
 
 _ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+MOST = 2**31 - 1
+"""Of a count; nothing of a model comes near it."""
+LEAST_NUMBER, MOST_NUMBER = 1e-18, 1e12
+"""What is made of them by a few products is still a number in float32."""
 
 
 class Fields:
@@ -24,13 +28,19 @@ class Fields:
         value = self._values.get(key)
         return default if value is None else value
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._values
+
     def has(self, key: str) -> bool:
         return self._values.get(key) is not None
 
-    def positive(self, key: str, default: int | None = None) -> int:
+    def positive(self, key: str, default: int | None = None, most: int = MOST) -> int:
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(key, "a positive integer", value)
+        if value > most:
+            raise self.wrong(key, f"at most {most}", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -39,7 +49,13 @@ class Fields:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 < value < math.inf:
             raise self.wrong(key, "a positive number", value)
+        if not LEAST_NUMBER <= value <= MOST_NUMBER:
+            raise self.wrong(key, f"from {LEAST_NUMBER:g} to {MOST_NUMBER:g}", value)
         return float(value)
+
+    def number_or_zero(self, key: str) -> float:
+        """A positive number, or 0, which is the same as none."""
+        return 0.0 if self.get(key, 0) == 0 else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.get(key, default)
@@ -60,15 +76,15 @@ class Fields:
         """Refuse any other value of a field that has one supported value and default."""
         value = self.get(key, wanted)
         if value != wanted:
-            raise ModelUnreadable(f"{key} {value!r} is not supported; only {wanted!r}")
+            raise ModelUnreadable(f"{key} {shown(value)} is not supported; only {wanted!r}")
 
     def token_ids(self, key: str) -> frozenset[int]:
         value = self.get(key)
         if value is None:
             return frozenset()
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(token, int) for token in ids):
-            raise ModelUnreadable(f"{key} must be an id or a list of ids, got {value!r}")
+        if not all(type(token) is int for token in ids):
+            raise self.wrong(key, "an id or a list of ids", value)
         return frozenset(ids)
 
     def object(self, *keys: str) -> Fields:
@@ -106,7 +122,7 @@ class Fields:
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         if kind not in _ROPE_KINDS:
             raise ModelUnreadable(
-                f"rope type {kind!r} is not supported; one of {', '.join(_ROPE_KINDS)}"
+                f"rope type {shown(kind)} is not supported; one of {', '.join(_ROPE_KINDS)}"
             )
         rotated = scaling.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
         base = (scaling if scaling.has("rope_theta") else self).number("rope_theta", theta)
@@ -114,6 +130,8 @@ class Fields:
             "original_max_position_embeddings",
             self.positive("original_max_position_embeddings", max_positions),
         )
+        if not 1 <= int(dim * rotated) <= dim:
+            raise scaling.wrong("partial_rotary_factor", f"a part of {dim} elements", rotated)
         spec = RopeSpec(int(dim * rotated), base, kind, original_positions=original)
         if kind == "default":
             return spec
@@ -121,11 +139,8 @@ class Fields:
         if kind == "yarn":
             values = {
                 "factor": scaling.number("factor", max_positions / original),
-                **{
-                    key: scaling.number(key)
-                    for key in ("mscale", "mscale_all_dim")
-                    if scaling.get(key, 0) != 0
-                },
+                "mscale": scaling.number_or_zero("mscale"),
+                "mscale_all_dim": scaling.number_or_zero("mscale_all_dim"),
                 "beta_fast": scaling.number("beta_fast", 32.0),
                 "beta_slow": scaling.number("beta_slow", 1.0),
                 "truncate": scaling.flag("truncate", True),
@@ -142,4 +157,4 @@ class Fields:
         return RopeSpec(**{**vars(spec), **values})
 
     def wrong(self, key: str, wanted: str, value: Any) -> ModelUnreadable:
-        return ModelUnreadable(f"{self._where}: {key} must be {wanted}, got {value!r}")
+        return ModelUnreadable(f"{self._where}: {key} must be {wanted}, got {shown(value)}")

@@ -14,6 +14,7 @@ from moe_kernels.activation import Activation, Silu
 from moe_worker.model.tensors import Encoding
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
+SHOWN_CHARACTERS = 200
 DTYPE_BYTES: dict[DtypeName, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -27,6 +28,12 @@ class ModelHasNoExperts(ValueError):
     """The model is readable but dense: there is nothing to place."""
 
     reason = "ModelHasNoExperts"
+
+
+def shown(value: object) -> str:
+    """A value of the file as messages have it: they end in logs and in a status."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -274,5 +281,5 @@ def dtype_name(value: object) -> DtypeName:
         if value == name:
             return name
     raise ModelUnreadable(
-        f"config.json: dtype {value!r} is not supported; one of {', '.join(DTYPE_BYTES)}"
+        f"config.json: dtype {shown(value)} is not supported; one of {', '.join(DTYPE_BYTES)}"
     )

@@ -54,13 +54,17 @@ class Cache(Protocol):
 
 
 class Transformer:
-    def __init__(self, arch: ModelSpec, shared: SharedWeights) -> None:
+    def __init__(
+        self, arch: ModelSpec, shared: SharedWeights, max_positions: int | None = None
+    ) -> None:
+        """For sequences of up to `max_positions` tokens; absent = as the model allows."""
         self.arch = arch
         self.shared = shared
         device = shared.embedding_VH.device
+        self.max_positions = max_positions or arch.max_positions
         # On the processor first, so that every device turns by the same angles.
         table = rope_table(
-            arch.max_positions, rope.frequencies(arch.rope), rope.magnitude(arch.rope)
+            self.max_positions, rope.frequencies(arch.rope), rope.magnitude(arch.rope)
         )
         self._cos, self._sin = (part.to(device) for part in table)
         self._attentions = [

@@ -17,7 +17,7 @@ import math
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -246,15 +246,27 @@ def _locate(path: Path) -> dict[str, str]:
     if index.is_file():
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return {str(name): str(file) for name, file in weight_map.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            files = {str(name): str(file) for name, file in weight_map.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelUnreadable(f"{index} holds no weight_map: {error!r}") from error
+        _refuse_outside(index, set(files.values()))
+        return files
     if single.is_file():
         return dict.fromkeys(_open(single).keys(), single.name)
     raise ModelUnreadable(f"{path} holds neither {single.name} nor {index.name}")
 
 
+def _refuse_outside(index: Path, names: set[str]) -> None:
+    """An index names files of its own folder; these may be links, as in the hub's cache."""
+    for name in sorted(names):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ModelUnreadable(f"{index} names {name!r}, which is not below the model's folder")
+
+
 def _open(file: Path) -> Any:
+    if file.exists() and not file.is_file():
+        raise ModelUnreadable(f"cannot read {file}: it is no regular file")
     try:
         return safe_open(str(file), framework="pt")
     except (OSError, SafetensorError) as error:

@@ -21,6 +21,13 @@ TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 
 
+_FAULTS = (
+    jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
+    RecursionError,
+)  # fmt: skip
+"""What a template's own arithmetic and look-ups may raise."""
+
+
 class TemplateUnreadable(ValueError):
     """The model's folder holds a chat template that is none."""
 
@@ -43,7 +50,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             names = meta.find_undeclared_variables(environment.parse(source))
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise TemplateUnreadable(f"the chat template is not valid Jinja: {error}") from error
         self._special_tokens = special_tokens
         self.source = source
@@ -70,7 +77,7 @@ class ChatTemplate:
                 tools=safe_tools,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except _FAULTS as error:
             raise TemplateRefuses(f"the model's chat template refuses them: {error}") from error
 
 
@@ -96,7 +103,7 @@ def load_template(model_path: Path) -> ChatTemplate | None:
     """
     config = read_tokenizer_config(model_path)
     file = model_path / TEMPLATE_FILE
-    source = file.read_text() if file.is_file() else _default_template(config.get("chat_template"))
+    source = _read(file) if file.is_file() else _default_template(config.get("chat_template"))
     return None if source is None else ChatTemplate(source, special_tokens(config))
 
 
@@ -106,18 +113,30 @@ def read_tokenizer_config(model_path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
+        config = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise TemplateUnreadable(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise TemplateUnreadable(f"{path} must hold a JSON object")
     return config
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TemplateUnreadable(f"{path} is not text in UTF-8: {error}") from error
+
+
 def _default_template(templates: Any) -> str | None:
     """A config holds one template, or a list of named ones."""
     if isinstance(templates, list):
-        templates = {entry["name"]: entry["template"] for entry in templates}.get("default")
+        try:
+            templates = {entry["name"]: entry["template"] for entry in templates}.get("default")
+        except (TypeError, LookupError) as error:
+            raise TemplateUnreadable(
+                f"{CONFIG_FILE}: chat_template is no list of objects with name and template"
+            ) from error
     return templates if isinstance(templates, str) else None
 
 

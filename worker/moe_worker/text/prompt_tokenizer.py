@@ -32,9 +32,12 @@ def load_tokenizer(model_path: Path) -> Tokenizer:
     if not path.is_file():
         raise TokenizerUnreadable(f"{path} does not exist: the model's folder must hold it")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise TokenizerUnreadable(f"{path} is not a tokenizer: {error}") from error
+    if not tokenizer.get_vocab_size(with_added_tokens=False):
+        raise TokenizerUnreadable(f"{path} has no vocabulary")
+    return tokenizer
 
 
 class PromptTokenizer:

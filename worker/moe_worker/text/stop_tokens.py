@@ -35,7 +35,7 @@ def _generation_ids(path: Path) -> frozenset[int]:
         return frozenset()
     try:
         value: Any = json.loads(path.read_text()).get("eos_token_id")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ModelUnreadable(f"{path} is not a JSON object: {error}") from error
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token) is int for token in ids):

@@ -60,10 +60,10 @@ def _attention(config: Fields, rope: RopeSpec) -> LatentSpec:
     config.only("num_key_value_heads", num_heads)
     nope_dim = config.positive("qk_nope_head_dim", 128)
     scale = (nope_dim + rope.dim) ** -0.5
-    stretch = config.object("rope_parameters", "rope_scaling").get("mscale_all_dim")
+    stretch = config.object("rope_parameters", "rope_scaling").number_or_zero("mscale_all_dim")
     if stretch and rope.kind != "default" and rope.factor > 1:
         # YaRN's correction of the temperature, once for queries and once for keys.
-        scale *= (0.1 * float(stretch) * math.log(rope.factor) + 1.0) ** 2
+        scale *= (0.1 * stretch * math.log(rope.factor) + 1.0) ** 2
     return LatentSpec(
         num_heads=num_heads,
         query_rank=config.positive("q_lora_rank") if config.has("q_lora_rank") else None,

@@ -13,6 +13,7 @@ from moe_worker.model.fields import Fields
 from moe_worker.model.spec import AttentionSpec, ModelSpec, dtype_name
 from moe_worker.model.tensors import LayerTensors, ModelTensors, Roles, Stored, stored
 
+MAX_LAYERS = 4096
 MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -21,7 +22,7 @@ def model_values(config: Fields, family: str, *, rms_eps: float, positions: int)
     config.only("hidden_act", "silu")
     return {
         "family": family,
-        "num_layers": config.positive("num_hidden_layers"),
+        "num_layers": num_layers(config),
         "hidden": config.positive("hidden_size"),
         "vocab_size": config.positive("vocab_size"),
         "max_positions": config.positive("max_position_embeddings", positions),
@@ -30,6 +31,11 @@ def model_values(config: Fields, family: str, *, rms_eps: float, positions: int)
         "dtype": dtype_name(config.get("dtype", config.get("torch_dtype", "float32"))),
         "eos_token_ids": config.token_ids("eos_token_id"),
     }
+
+
+def num_layers(config: Fields) -> int:
+    """Every description has a value for each layer: a wrong number must not fill the memory."""
+    return config.positive("num_hidden_layers", most=MAX_LAYERS)
 
 
 def attention(config: Fields, **more: Any) -> AttentionSpec:
@@ -44,10 +50,10 @@ def attention(config: Fields, **more: Any) -> AttentionSpec:
 
 def sparse_layers(config: Fields) -> tuple[int, ...]:
     """`decoder_sparse_step` and `mlp_only_layers` say which layers have experts."""
-    num_layers = config.positive("num_hidden_layers")
+    count = num_layers(config)
     step = config.positive("decoder_sparse_step", 1)
-    dense = config.layer_list("mlp_only_layers", num_layers)
-    return tuple(i for i in range(num_layers) if i not in dense and (i + 1) % step == 0)
+    dense = config.layer_list("mlp_only_layers", count)
+    return tuple(i for i in range(count) if i not in dense and (i + 1) % step == 0)
 
 
 def model_tensors(

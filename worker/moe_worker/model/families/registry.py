@@ -14,7 +14,7 @@ from moe_worker.model.families import (
 )
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
-from moe_worker.model.spec import ModelUnreadable
+from moe_worker.model.spec import ModelUnreadable, shown
 
 FAMILIES: tuple[Family, ...] = (
     mixtral.FAMILY,
@@ -41,9 +41,9 @@ def find_family(config: Fields) -> Family:
             return family
         if not classes and model_type == family.model_type:
             return family
-    named = f"architecture {classes[0]!r}" if classes else "config.json without architectures"
+    named = f"architecture {shown(classes[0])}" if classes else "config.json without architectures"
     raise ModelUnreadable(
-        f"{named} (model_type {model_type!r}) is not supported; supported: "
+        f"{named} (model_type {shown(model_type)}) is not supported; supported: "
         f"{', '.join(family.architecture for family in FAMILIES)}"
     )
 
