@@ -33,7 +33,7 @@ LABEL_SCALE_UNIT = f"{API_GROUP}/scale-unit"
 HTTP_PORT = 8000
 CONTROL_PORT = 8001
 EXCHANGE_PORT = 8002
-"""Kept for a transport of our own; gloo and NCCL choose their ports themselves."""
+"""Members connect here while a generation forms; gloo and NCCL choose ports themselves."""
 STORE_PORT = 8003
 
 # Container and mounts of a worker pod.

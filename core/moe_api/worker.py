@@ -8,12 +8,14 @@ from the spec (`moe_operator.worker_config`) and mounts it; `moe_worker.main` re
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from moe_api.document import Document, Part
 
+Carrier = Literal["tcp", "gloo", "nccl"]
+_TRANSPORTS = {"cpu": ("auto", "tcp", "gloo"), "cuda": ("auto", "nccl")}
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 
@@ -70,9 +72,28 @@ class WorkerConfig(Document):
     scheduler: SchedulerConfig = SchedulerConfig()
     api: ApiLimits = ApiLimits()
     device: Literal["cpu", "cuda"] = "cpu"
+    transport: Literal["auto", "tcp", "gloo", "nccl"] = "auto"
+    """What carries bytes between ranks: on CPUs tcp (auto) or gloo, on GPUs nccl (auto)."""
     drain_seconds: Natural = 60
     operation_timeout_seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     """Deadline of one agree, dispatch or combine; also the process group's time-out."""
+
+    @model_validator(mode="after")
+    def _transport_fits_device(self) -> Self:
+        fitting = _TRANSPORTS[self.device]
+        if self.transport not in fitting:
+            raise ValueError(
+                f"transport {self.transport} does not work with device {self.device}, "
+                f"use {' or '.join(fitting)}"
+            )
+        return self
+
+    @property
+    def carrier(self) -> Carrier:
+        """The transport in use."""
+        if self.transport == "auto":
+            return "tcp" if self.device == "cpu" else "nccl"
+        return self.transport
 
 
 class ModelShape(Part):

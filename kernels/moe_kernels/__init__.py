@@ -1,1 +1,1 @@
-"""One contract per operation, with a plain torch implementation as oracle."""
+"""One contract per operation; `implementation` chooses who computes it."""

@@ -1,6 +1,7 @@
-"""The order of work of one step's attention, decided once from plain integers for every layer.
+"""One step's attention, decided once from plain integers for every layer.
 
-The unit is a pair of a *tile* (TILE_TOKENS queries of one sequence) and a *span* (SPAN_TOKENS keys
+An implementation cuts the step into work as suits it, see `cpu.attention_work`. The reference's
+unit is a pair of a *tile* (TILE_TOKENS queries of one sequence) and a *span* (SPAN_TOKENS keys
 of it). Pairs are run in passes that fit the processor's cache. Within a pass the longest tiles
 come first: the tiles that have a j-th span are then a prefix for every j, and sums need no index.
 A layer with a window has a plan of its own, whose tiles begin with the first span that they see:
@@ -12,14 +13,16 @@ Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans, L SPAN_TOKENS, B bl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from moe_kernels.derived import Derived
 
 TILE_TOKENS = 4
 SPAN_TOKENS = 64
@@ -65,23 +68,42 @@ class AttentionPass:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class TilePlan:
+    """The reference's order of work."""
+
     tile_rows_UW: Tensor
     """Row of q for each place of a tile; padding places point past the last row."""
     place_of_row_T: Tensor
     """Inverse of `tile_rows_UW`, flat."""
     passes: tuple[AttentionPass, ...]
-    _replan: Callable[[int], AttentionPlan] = field(compare=False, repr=False)
-    _windowed: dict[int, AttentionPlan] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What a step attends to. What an implementation makes of it is made when first asked for, and
+    then serves all layers."""
+
+    rows: tuple[AttentionRows, ...]
+    block_size: int
+    device: str | torch.device = "cpu"
+    window: int | None = None
+    """Queries see so many tokens back, themselves included; None = all."""
+    derived: Derived = field(default_factory=Derived, init=False, compare=False, repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def tiles(self) -> TilePlan:
+        return self.derived.get("tiles", partial(_plan, self))
 
     def windowed(self, window: int) -> AttentionPlan:
         """The same step's plan for queries that see `window` tokens back, themselves included.
 
         Made once: all layers that have this window share it.
         """
-        if window not in self._windowed:
-            self._windowed[window] = self._replan(window)
-        return self._windowed[window]
+        return self.derived.get(("window", window), partial(replace, self, window=window))
 
 
 def plan_attention(
@@ -93,30 +115,27 @@ def plan_attention(
     """
     if SPAN_TOKENS % block_size:
         raise ValueError(f"block size {block_size} does not divide {SPAN_TOKENS}")
-    return _plan(tuple(rows), block_size, device, None)
+    return AttentionPlan(tuple(rows), block_size, device)
 
 
-def _plan(
-    rows: Sequence[AttentionRows], block_size: int, device: str | torch.device, window: int | None
-) -> AttentionPlan:
+def _plan(plan: AttentionPlan) -> TilePlan:
+    rows, block_size, device, window = plan.rows, plan.block_size, plan.device, plan.window
     tiles = _tiles(rows, window)
     ranges = _cut(tiles)
     for begin, end in ranges:
         part = tiles[begin:end]
         tiles[begin:end] = part[np.argsort(part[:, _FIRST] - part[:, _END], kind="stable")]
-    num_tokens = sum(row.num_tokens for row in rows)
     real_UW = _PLACES < tiles[:, _TOKENS, None]
-    tile_rows_UW = np.where(real_UW, tiles[:, _ROW, None] + _PLACES, num_tokens)
-    place_of_row_T = np.zeros(num_tokens, dtype=np.int64)
+    tile_rows_UW = np.where(real_UW, tiles[:, _ROW, None] + _PLACES, plan.num_tokens)
+    place_of_row_T = np.zeros(plan.num_tokens, dtype=np.int64)
     place_of_row_T[tile_rows_UW[real_UW]] = np.flatnonzero(real_UW)
-    return AttentionPlan(
+    return TilePlan(
         tile_rows_UW=torch.from_numpy(tile_rows_UW).to(device),
         place_of_row_T=torch.from_numpy(place_of_row_T).to(device),
         passes=tuple(
             _plan_pass(begin, tiles[begin:end], rows, block_size, device, window)
             for begin, end in ranges
         ),
-        _replan=partial(_plan, rows, block_size, device),
     )
 
 

@@ -1,27 +1,22 @@
 """The experts of one layer on one rank: a gated network per slot over the rows sorted to it.
 
-Neighbours: `permute.sort_by_slot` makes the groups; `linear` explains the tiles; `activation` is
-the middle of the network. A slot's rows are
-padded to whole tiles of their own, so a row's result depends on neither how many rows its expert
-got nor on the slot the expert lives in.
+Neighbours: `permute.sort_by_slot` makes the groups; `linear` is the product and its rounding;
+`activation` is the middle of the network. A row's result depends on neither how many rows its
+expert got nor on the slot the expert lives in.
 
-Letters: P rows, S slots, H hidden, I expert intermediate, Q rows padded to whole tiles per slot.
+Letters: P rows, S slots, H hidden, I expert intermediate.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import numpy as np
-import torch
 from torch import Tensor
 
-from moe_kernels.activation import Activation, Silu, gated
-from moe_kernels.linear import TILE_ROWS, num_tiles, rounded_rows, widened
+from moe_kernels.activation import SILU, Activation
+from moe_kernels.implementation import implemented
+from moe_kernels.reference import grouped_gemm as reference
 
-SILU = Silu()
 
-
+@implemented
 def expert_mlp(
     rows_PH: Tensor,
     offsets: Tensor,
@@ -38,58 +33,9 @@ def expert_mlp(
     `rows_PH` float32, sorted by slot; `offsets` [S+1] int64: slot s owns rows
     offsets[s]:offsets[s+1]; rows past offsets[S] belong to no slot and come back zero.
     `w13_S2IH` holds w1 (gate) in rows 0:I and w3 (up) in I:2I, `b13_S2I` likewise; both biases or
-    none. Rounding as in `linear`; biases are added in float32.
+    none. Rounding as in `linear`; biases are added in float32. A NaN in a row makes that whole
+    row NaN and no other.
     """
-    num_rows, hidden = rows_PH.shape
-    dtype = w13_S2IH.dtype
-    groups, place_P, num_padded = _tile_groups(offsets)
-    y_PH = rows_PH.new_zeros((num_rows, hidden))
-    if not groups:
-        return y_PH
-
-    num_owned = place_P.shape[0]
-    x_QH = rows_PH.new_zeros((num_padded, hidden))
-    x_QH[place_P] = rounded_rows(rows_PH[:num_owned], num_owned, dtype)
-    both_Q2I = _per_slot(x_QH, groups, w13_S2IH)
-    _add_biases(both_Q2I, groups, b13_S2I)
-    inner_QI = gated(both_Q2I, act)
-    y_QH = _per_slot(rounded_rows(inner_QI, num_padded, w2_SHI.dtype), groups, w2_SHI)
-    _add_biases(y_QH, groups, b2_SH)
-    y_PH[:num_owned] = y_QH[place_P]
-    return y_PH
-
-
-def _tile_groups(offsets: Tensor) -> tuple[list[tuple[int, int, int]], Tensor, int]:
-    """Slots with rows as (slot, first padded row, end), each row's padded place, padded rows."""
-    groups: list[tuple[int, int, int]] = []
-    shifts: list[int] = []
-    counts: list[int] = []
-    padded = 0
-    for slot, (start, end) in enumerate(pairwise(offsets.tolist())):
-        if end == start:
-            continue
-        stop = padded + num_tiles(end - start) * TILE_ROWS
-        groups.append((slot, padded, stop))
-        shifts.append(padded - start)
-        counts.append(end - start)
-        padded = stop
-    shift_P = np.repeat(np.array(shifts, dtype=np.int64), np.array(counts, dtype=np.int64))
-    place_P = np.arange(len(shift_P)) + shift_P
-    return groups, torch.from_numpy(place_P).to(offsets.device), padded
-
-
-def _per_slot(x_QH: Tensor, groups: list[tuple[int, int, int]], w_SOH: Tensor) -> Tensor:
-    y_QO = x_QH.new_empty((x_QH.shape[0], w_SOH.shape[1]))
-    for slot, begin, stop in groups:
-        w_HO = widened(w_SOH[slot]).t()
-        for start in range(begin, stop, TILE_ROWS):
-            end = start + TILE_ROWS
-            torch.mm(x_QH[start:end], w_HO, out=y_QO[start:end])
-    return y_QO
-
-
-def _add_biases(y_QO: Tensor, groups: list[tuple[int, int, int]], bias_SO: Tensor | None) -> None:
-    if bias_SO is None:
-        return
-    for slot, begin, stop in groups:
-        y_QO[begin:stop] += bias_SO[slot].to(torch.float32)
+    return reference.expert_mlp(
+        rows_PH, offsets, w13_S2IH, w2_SHI, act=act, b13_S2I=b13_S2I, b2_SH=b2_SH
+    )

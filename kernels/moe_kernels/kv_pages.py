@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from moe_kernels import fp4, fp8, mxfp4
+from moe_kernels.derived import Derived
+from moe_kernels.implementation import implemented
 from moe_kernels.kv_error import ErrorProbe
 from moe_kernels.kv_formats import (
     CodeName,
@@ -79,6 +81,7 @@ class KvPages:
     key_channel_ND: Tensor | None = None
     """See `LayerScales`."""
     probe: ErrorProbe = field(default_factory=ErrorProbe, compare=False, repr=False)
+    derived: Derived = field(default_factory=Derived, init=False, compare=False, repr=False)
 
     @property
     def num_blocks(self) -> int:
@@ -134,12 +137,18 @@ def allocate_pages(
     return KvPages(kv_format, shape, parts, center, channel)
 
 
+@implemented
 def append(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> None:
     """Store float32 keys and values of T tokens; token t goes to place `slots_T[t]`.
 
     A place is block · block_size + offset, int64, each at most once and within the pages. Places
     need not be in order or neighbours. Writing the same token again writes the same bytes.
     """
+    append_reference(pages, k_TND, v_TND, slots_T)
+
+
+def append_reference(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> None:
+    """The oracle of `append`."""
     assert isinstance(pages.shape, HeadsShape), "latents are appended by append_latent"
     scaled_k_TND = k_TND
     if pages.key_center_ND is not None:
@@ -156,9 +165,17 @@ def append(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> Non
         pages.probe.take((k_TND, v_TND), (kept_k_TND, kept_v_TND))
 
 
+@implemented
 def append_latent(pages: KvPages, latent_TD: Tensor, rope_TR: Tensor, slots_T: Tensor) -> None:
     """Store float32 latents [T, latent_dim] and rotated keys [T, rope_dim]; places as in
     `append`."""
+    append_latent_reference(pages, latent_TD, rope_TR, slots_T)
+
+
+def append_latent_reference(
+    pages: KvPages, latent_TD: Tensor, rope_TR: Tensor, slots_T: Tensor
+) -> None:
+    """The oracle of `append_latent`."""
     assert isinstance(pages.shape, LatentShape), "keys and values are appended by append"
     given = latent_TD.unsqueeze(1), rope_TR.unsqueeze(1)
     kept = _store(pages, given, slots_T)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan
 from moe_kernels.kv_pages import KvPages
-from moe_kernels.linear import TILE_ROWS, num_tiles, widened
 from moe_kernels.paged_attention import paged_attention
+from moe_kernels.reference.linear import TILE_ROWS, num_tiles, widened
 
 
 def latent_attention(

@@ -1,54 +1,27 @@
 """Matrix product whose rows do not know their neighbours.
 
 A library product picks its algorithm by the number of rows, so a row's last bits change with its
-batch. Here every product runs over tiles of TILE_ROWS rows, zero-padded, one call of the same shape
-per tile: a row's result depends on neither its place in a tile nor on what shares it.
+batch. Here a row's result depends on neither its place nor on what shares the call.
 Neighbours: `grouped_gemm` does the same per expert; `norm_rope` and `paged_attention` are the rest
 of a layer.
 
-Letters: T rows, P rows padded to whole tiles, H inputs, O outputs.
+Letters: T rows, H inputs, O outputs.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-TILE_ROWS = 16
-FEWEST_OUTPUTS = 16
-"""With fewer than 12, a row's last bits were seen to depend on its place in the tile."""
-_ALIGNMENT_BYTES = 64
+from moe_kernels.implementation import implemented
+from moe_kernels.reference import linear as reference
 
 
+@implemented
 def linear(x_TH: Tensor, w_OH: Tensor) -> Tensor:
     """x · wᵀ as float32 [T, O].
 
     `x_TH` is float32 and is rounded to the dtype of `w_OH` (float32, bfloat16 or float16); both are
-    then widened, products are summed in float32. T may be 0.
+    then widened, products are summed in float32. T may be 0. A NaN in a row of x reaches every
+    output of that row and of no other; infinities and overflow follow IEEE arithmetic.
     """
-    num_rows, num_outputs = x_TH.shape[0], w_OH.shape[0]
-    w_HO = widened(w_OH).t()
-    if num_outputs < FEWEST_OUTPUTS:
-        w_HO = torch.nn.functional.pad(w_HO, (0, FEWEST_OUTPUTS - num_outputs))
-    x_PH = rounded_rows(x_TH, num_tiles(num_rows) * TILE_ROWS, w_OH.dtype)
-    y_PO = x_TH.new_empty((x_PH.shape[0], w_HO.shape[1]))
-    for start in range(0, x_PH.shape[0], TILE_ROWS):
-        torch.mm(x_PH[start : start + TILE_ROWS], w_HO, out=y_PO[start : start + TILE_ROWS])
-    return y_PO[:num_rows, :num_outputs].contiguous()
-
-
-def num_tiles(num_rows: int) -> int:
-    return -(-num_rows // TILE_ROWS)
-
-
-def widened(w: Tensor) -> Tensor:
-    """The same numbers as float32, contiguous and aligned: a library may choose by address."""
-    wide = w.to(torch.float32).contiguous()
-    return wide if wide.data_ptr() % _ALIGNMENT_BYTES == 0 else wide.clone()
-
-
-def rounded_rows(x_TH: Tensor, num_rows: int, dtype: torch.dtype) -> Tensor:
-    """`x_TH` rounded to `dtype` and widened again, in a fresh buffer with zero rows to the end."""
-    padded = x_TH.new_zeros((num_rows, x_TH.shape[1]))
-    padded[: x_TH.shape[0]] = x_TH if dtype == torch.float32 else x_TH.to(dtype)
-    return padded
+    return reference.linear(x_TH, w_OH)

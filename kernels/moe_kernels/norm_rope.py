@@ -1,8 +1,5 @@
 """The element-wise parts of a layer: RMS normalisation and rotary positions.
 
-Only additions, products, divisions and square roots, each a call of its own: IEEE gives them one
-answer, so nothing here can depend on the batch. A row's sum of squares is one contiguous reduction.
-
 Letters: T tokens, H hidden, N heads, D head_dim, F rotated pairs of a head.
 """
 
@@ -11,11 +8,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moe_kernels.implementation import implemented
+from moe_kernels.reference import norm_rope as reference
 
+
+@implemented
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """x / √(mean(x²) + eps) · weight over the last dimension, float32, of x's shape."""
-    mean_T1 = (x_TH * x_TH).sum(dim=-1, keepdim=True) / x_TH.shape[-1]
-    return x_TH / torch.sqrt(mean_T1 + eps) * weight_H.to(torch.float32)
+    """x / √(mean(x²) + eps) · weight over the last dimension, float32, of x's shape.
+
+    `x_TH` is float32, `weight_H` of any float dtype. A NaN makes its row NaN; in a row with an
+    infinity every finite element becomes 0 and the infinite ones NaN.
+    """
+    return reference.rms_norm(x_TH, weight_H, eps)
 
 
 def rope_table(
@@ -29,15 +33,10 @@ def rope_table(
     return angles.cos() * magnitude, angles.sin() * magnitude
 
 
+@implemented
 def rope(x_TND: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
     """Rotate the pairs (i, i + F) of every head by the token's angle, float32.
 
-    Elements from 2·F on, if any, are left alone.
+    Elements from 2·F on, if any, are left alone. NaN and infinities stay in their pair.
     """
-    half = cos_TF.shape[-1]
-    low, high = x_TND[..., :half], x_TND[..., half : 2 * half]
-    cos, sin = cos_TF[:, None, :], sin_TF[:, None, :]
-    turned = (low * cos - high * sin, high * cos + low * sin)
-    if x_TND.shape[-1] > 2 * half:
-        return torch.cat((*turned, x_TND[..., 2 * half :]), dim=-1)
-    return torch.cat(turned, dim=-1)
+    return reference.rope(x_TND, cos_TF, sin_TF)

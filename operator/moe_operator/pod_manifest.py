@@ -225,6 +225,7 @@ def _container(owner: Owner, spec: MoEDeploymentSpec, defaults: WorkerDefaults) 
         "ports": [
             {"name": "http", "containerPort": names.HTTP_PORT, "protocol": "TCP"},
             {"name": "control", "containerPort": names.CONTROL_PORT, "protocol": "TCP"},
+            {"name": "exchange", "containerPort": names.EXCHANGE_PORT, "protocol": "TCP"},
         ],
         "securityContext": {
             "allowPrivilegeEscalation": False,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -12,17 +15,21 @@ import torch
 from torch import Tensor
 
 from moe_api.plan import GroupPlan, Member, SlotsLRS, encode_layers, even_fractions
+from moe_api.worker import Carrier
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher, DispatchShape
 from moe_worker.expert.exchange import Exchange, ExchangeFailed, LocalExchange
 from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable
-from moe_worker.membership import Rendezvous, RendezvousSettings
+from moe_worker.membership import Cancelled, Missing, Rendezvous, RendezvousSettings
 from moe_worker.model.spec import RouterSpec
 from moe_worker.model.weights import ExpertWeights
 
 _exchange: Exchange = LocalExchange()
+_told: list[Missing] = []
+_joining: threading.Thread | None = None
+_called_off = threading.Event()
 
 
 def plan_for(addresses: Sequence[str], generation: int, slots_LRS: SlotsLRS) -> GroupPlan:
@@ -36,14 +43,75 @@ def plan_for(addresses: Sequence[str], generation: int, slots_LRS: SlotsLRS) -> 
     ).sealed()  # fmt: skip
 
 
-def join(plan: GroupPlan, rank: int, timeout_seconds: float = 20.0) -> int:
+def join(
+    plan: GroupPlan,
+    rank: int,
+    timeout_seconds: float = 20.0,
+    carrier: Carrier = "tcp",
+    secret: str = "secret",
+) -> int:
     """Form the group and keep its exchange for what follows."""
     global _exchange
     _exchange.close()
     called_off = threading.Event()
-    settings = RendezvousSettings(operation_timeout_seconds=timeout_seconds)
+    settings = RendezvousSettings(timeout_seconds, secret, carrier)
     _exchange = Rendezvous(plan, rank, settings, "", called_off.wait, lambda missing: None).run()
     return _exchange.size
+
+
+def begin_to_join(plan: GroupPlan, rank: int, secret: str = "secret") -> None:
+    """`join` in a thread of its own, which ends when the group is formed or `give_up` is called."""
+    global _joining
+
+    def run() -> None:
+        global _exchange
+        settings = RendezvousSettings(20.0, secret, connect_timeout_seconds=1.0)
+        rendezvous = Rendezvous(plan, rank, settings, "", _called_off.wait, _told.append)
+        with contextlib.suppress(Cancelled):
+            _exchange = rendezvous.run()
+
+    leave()
+    _told.clear()
+    _called_off.clear()
+    _joining = threading.Thread(target=run)
+    _joining.start()
+
+
+def joined() -> int:
+    """Wait for what `begin_to_join` began; the size of the group."""
+    assert _joining is not None
+    _joining.join(20)
+    assert not _joining.is_alive()
+    return _exchange.size
+
+
+def give_up() -> None:
+    _called_off.set()
+    assert joined() == 1, "no group was formed"
+
+
+def told() -> list[Missing]:
+    """What the rendezvous said about who is missing and why, so far."""
+    return list(_told)
+
+
+def cut(address: str) -> int:
+    """Shut down every TCP connection with `address`, as a broken network would; how many."""
+    number = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            end = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with end:
+            try:
+                is_wanted = end.getpeername()[0] == address
+            except (OSError, IndexError):
+                continue
+            if is_wanted:
+                end.shutdown(socket.SHUT_RDWR)
+                number += 1
+    return number
 
 
 def leave() -> None:

@@ -2,12 +2,15 @@
 
 `members[0]` hosts a store at its own address; every member puts its ticket there (generation,
 epoch, content of the plan) and waits until all tickets are there and equal; then all connect to
-each other and prove it by one exchange between every pair. So nobody leaves a working group for
-one that is not complete: this runs beside the engine, which begins the new generation when it is
-told that the exchange stands. Waiting ends by success or by being called off for a newer plan;
-meanwhile it says who is missing. A failed attempt is made again under a new number.
+each other and prove it by one exchange between every pair. Over TCP a member listens before its
+ticket is there, and both ends of a connection prove that they know the secret. So nobody leaves a
+working group for one that is not complete: this runs beside the engine, which begins the new
+generation when it is told that the exchange stands. Waiting ends by success or by being called off
+for a newer plan; meanwhile it says who is missing. A failed attempt is made again under a new
+number.
 
-Neighbours: `engine.preparation` runs it in a thread of its own, `expert.exchange` is the result.
+Neighbours: `engine.preparation` runs it in a thread of its own, `expert.tcp_meeting` connects,
+`expert.exchange` is the result.
 """
 
 from __future__ import annotations
@@ -20,22 +23,19 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from moe_api.names import STORE_PORT
+from moe_api.names import EXCHANGE_PORT, STORE_PORT
 from moe_api.plan import GroupPlan
-from moe_worker.expert.exchange import (
-    Exchange,
-    ExchangeFailed,
-    GroupExchange,
-    LocalExchange,
-    NcclGroup,
-    PairwiseGroup,
-)
+from moe_api.worker import Carrier
+from moe_worker.expert.exchange import Exchange, ExchangeFailed, GroupExchange, LocalExchange
+from moe_worker.expert.process_groups import gloo_group, nccl_group
+from moe_worker.expert.tcp_exchange import TcpExchange
+from moe_worker.expert.tcp_handshake import Party, key_of
+from moe_worker.expert.tcp_meeting import Meeting, open_door
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,18 @@ _ATTEMPT, _INSTANCE = "attempt", "instance"
 class RendezvousSettings:
     operation_timeout_seconds: float
     """Deadline of one operation of the resulting exchange."""
+    secret: str
+    """Known to the members alone; over TCP they prove it to each other."""
+    carrier: Carrier = "tcp"
     connect_timeout_seconds: float = 30.0
     """Deadline of connecting all pairs once everyone is there."""
     store_timeout_seconds: float = 2.0
     """Deadline of one question to the store."""
-    device: str = "cpu"
+
+    @property
+    def device(self) -> str:
+        """Where data buffers live."""
+        return "cuda" if self.carrier == "nccl" else "cpu"
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ class Rendezvous:
         self._attempt = 0
         self._host, self._own = plan.members[0], plan.members[rank]
         self._place = f"{self._host.address}:{store_port(plan.generation)}"
-        self._ticket = f"{plan.content_hash()}/{credentials}".encode()
+        self._ticket = f"{plan.content_hash()}/{credentials}/{settings.carrier}".encode()
 
     def run(self) -> Exchange:
         """Block until the group is connected and proven.
@@ -109,12 +116,18 @@ class Rendezvous:
         """
         if len(self._plan.members) == 1:
             return LocalExchange()
+        if self._settings.carrier != "tcp":
+            return self._form(None)
+        with self._open_door() as door:
+            return self._form(door)
+
+    def _form(self, door: socket.socket | None) -> Exchange:
         store: TCPStore | None = None
         while True:
             try:
                 store = store or self._open_store()
                 self._gather(store)
-                return self._connect(store)
+                return self._connect(store, door)
             except (RuntimeError, OSError) as error:
                 # A pair, a peer or the store failed. The host keeps its store and begins another
                 # attempt; the others look for the store anew and wait for that attempt.
@@ -127,6 +140,18 @@ class Rendezvous:
                     store = None
                 self._pause()
 
+    def _open_door(self) -> socket.socket:
+        """Listen for the other members. The port may still be in use by the preparation that this
+        one replaces, or by a process that this one replaces."""
+        while True:
+            try:
+                return open_door(self._own.address, EXCHANGE_PORT)
+            except OSError as error:
+                place = f"{self._own.address}:{EXCHANGE_PORT}"
+                message = f"exchange of generation {self._plan.generation} at {place}: {error}"
+                self._tell(Missing((), message))
+                self._pause()
+
     def _open_store(self) -> TCPStore:
         """Host it or reach it, waiting as long as it takes; nothing is tried with a guessed
         address."""
@@ -135,7 +160,8 @@ class Rendezvous:
         while True:
             try:
                 if self._rank == 0:
-                    descriptor = _listen(self._host.address, port)
+                    # The store takes the listening socket over.
+                    descriptor = open_door(self._host.address, port).detach()
                     store = TCPStore(
                         self._host.address, port, None, True, timeout,
                         wait_for_workers=False, master_listen_fd=descriptor,
@@ -189,25 +215,41 @@ class Rendezvous:
                 self._tell(Missing(tuple(absent), message))
             self._pause()
 
-    def _connect(self, store: TCPStore) -> Exchange:
-        prefix = PrefixStore(f"pairs/{self._attempt}", store)
-        timeout = timedelta(seconds=self._settings.connect_timeout_seconds)
-        size, address = len(self._plan.members), self._own.address
-        gloo = _gloo_group(prefix, self._rank, size, address, timeout)
-        nccl = None
-        if self._settings.device == "cuda":
-            nccl = _nccl_group(prefix, self._rank, size, timeout)
-        exchange = GroupExchange(gloo, self._settings.operation_timeout_seconds, nccl)
-        del gloo, nccl
+    def _connect(self, store: TCPStore, door: socket.socket | None) -> Exchange:
+        exchange = self._over_groups(store) if door is None else self._over_tcp(store, door)
         with _closed_on_error(exchange):
             prove(exchange, self._ticket, self._settings)
         return exchange
+
+    def _over_tcp(self, store: TCPStore, door: socket.socket) -> Exchange:
+        instance = store.get(_INSTANCE)
+        session = hashlib.sha256(b"%s/%s/%d" % (self._ticket, instance, self._attempt)).digest()
+        size, generation = len(self._plan.members), self._plan.generation
+        party = Party(key_of(self._settings.secret), generation, session, self._rank, size)
+        addresses = [member.address for member in self._plan.members]
+        meeting = Meeting(party, addresses, EXCHANGE_PORT, door, self._check)
+        ends = meeting.run(self._settings.connect_timeout_seconds)
+        return TcpExchange(self._rank, size, ends, self._settings.operation_timeout_seconds)
+
+    def _over_groups(self, store: TCPStore) -> Exchange:
+        prefix = PrefixStore(f"pairs/{self._attempt}", store)
+        timeout = timedelta(seconds=self._settings.connect_timeout_seconds)
+        size, address = len(self._plan.members), self._own.address
+        gloo = gloo_group(prefix, self._rank, size, address, timeout)
+        nccl = None
+        if self._settings.carrier == "nccl":
+            nccl = nccl_group(prefix, self._rank, size, timeout)
+        return GroupExchange(gloo, self._settings.operation_timeout_seconds, nccl)
 
     def _tell(self, missing: Missing) -> None:
         if missing != self._told:
             self._told = missing
             logger.info(missing.message, extra={"generation": self._plan.generation})
             self._report(missing)
+
+    def _check(self) -> None:
+        if self._wait(0.0):
+            raise Cancelled
 
     def _pause(self) -> None:
         if self._wait(_POLL_SECONDS):
@@ -234,36 +276,6 @@ def prove(exchange: Exchange, ticket: bytes, settings: RendezvousSettings) -> No
         strangers = [peer for peer, answer in theirs.items() if not torch.equal(answer, mine)]
         if strangers:
             raise ExchangeFailed(f"ranks {strangers} came with another plan", strangers)
-
-
-def _listen(address: str, port: int) -> int:
-    """A listening socket bound to this address alone; the store takes it over."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener.detach()
-
-
-def _gloo_group(
-    store: Store, rank: int, size: int, address: str, timeout: timedelta
-) -> PairwiseGroup:
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timeout
-    # Bound to the plan's address: the host name's own need not be reachable by the others.
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return cast(PairwiseGroup, dist.ProcessGroupGloo(store, rank, size, options))
-
-
-def _nccl_group(store: Store, rank: int, size: int, timeout: timedelta) -> NcclGroup:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return cast(NcclGroup, dist.ProcessGroupNCCL(store, rank, size, options))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 
+from moe_api.worker import Carrier
 from tests.support import expert_ranks, worker_processes
 
 pytestmark = pytest.mark.processes
@@ -16,11 +18,16 @@ SLOTS = np.arange(3, dtype=np.int32).reshape(1, 3, 1)
 generations = itertools.count(1)
 
 
+@pytest.fixture(params=["tcp", "gloo"])
+def carrier(request: pytest.FixtureRequest) -> Carrier:
+    return cast(Carrier, request.param)
+
+
 @pytest.fixture
-def pool() -> Iterator[worker_processes.Pool]:
+def pool(carrier: Carrier) -> Iterator[worker_processes.Pool]:
     with worker_processes.pool(3) as ranks:
         plan = expert_ranks.plan_for([ranks.address(i) for i in range(3)], next(generations), SLOTS)
-        ranks.each(expert_ranks.join, [(plan, rank) for rank in range(3)])
+        ranks.each(expert_ranks.join, [(plan, rank) for rank in range(3)], carrier=carrier)
         yield ranks
 
 
@@ -52,11 +59,13 @@ def test_leaving_closes_at_once_for_those_who_wait(pool: worker_processes.Pool) 
     assert all(2 in answer["suspects"] for answer in answers), answers
 
 
-def test_survivors_form_a_group_again_with_a_newcomer(pool: worker_processes.Pool) -> None:
+def test_survivors_form_a_group_again_with_a_newcomer(
+    pool: worker_processes.Pool, carrier: Carrier
+) -> None:
     pool.ranks[0].signal(signal.SIGKILL)
     pool.replace(0)
     order = [2, 0, 1]
     plan = expert_ranks.plan_for([pool.address(i) for i in order], next(generations), SLOTS)
     for rank, index in enumerate(order):
-        pool.ranks[index].post(expert_ranks.join, plan, rank)
+        pool.ranks[index].post(expert_ranks.join, plan, rank, carrier=carrier)
     assert [pool.ranks[index].result() for index in order] == [3, 3, 3]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_api.worker import Carrier
 from moe_kernels.grouped_gemm import expert_mlp
 from tests.support import expert_ranks, worker_processes
 
@@ -82,10 +83,12 @@ def dense(batch: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) ->
     return out
 
 
-def form(pool: worker_processes.Pool, size: int, slots: np.ndarray) -> None:
+def form(
+    pool: worker_processes.Pool, size: int, slots: np.ndarray, carrier: Carrier = "tcp"
+) -> None:
     addresses = [pool.address(i) for i in range(size)]
     plan = expert_ranks.plan_for(addresses, next(generations), slots)
-    pool.each(expert_ranks.join, [(plan, rank) for rank in range(size)])
+    pool.each(expert_ranks.join, [(plan, rank) for rank in range(size)], carrier=carrier)
 
 
 def run(
@@ -99,9 +102,13 @@ def run(
     return pool.each(expert_ranks.run_layers, [(slots, [b]) for b in batches], **kwargs)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_result_is_the_dense_one_bit_for_bit(pool: worker_processes.Pool, size: int) -> None:
-    form(pool, size, placement(size, 0))
+@pytest.mark.parametrize(
+    ("size", "carrier"), [(1, "tcp"), (2, "tcp"), (3, "tcp"), (4, "tcp"), (3, "gloo")]
+)
+def test_result_is_the_dense_one_bit_for_bit(
+    pool: worker_processes.Pool, size: int, carrier: Carrier
+) -> None:
+    form(pool, size, placement(size, 0), carrier)
 
     @settings(max_examples=12, deadline=None, derandomize=True)
     @given(
@@ -129,12 +136,12 @@ def test_result_is_the_dense_one_bit_for_bit(pool: worker_processes.Pool, size: 
     check()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "carrier"), [(2, "tcp"), (4, "tcp"), (4, "gloo")])
 def test_every_row_comes_back_from_where_it_was_sent(
-    pool: worker_processes.Pool, size: int
+    pool: worker_processes.Pool, size: int, carrier: Carrier
 ) -> None:
     slots_per_rank, top_k, tokens = 5, 3, [300, 0, 7, 1][:size]
-    form(pool, size, placement(size, 0))
+    form(pool, size, placement(size, 0), carrier)
     generator = torch.Generator().manual_seed(size)
     physical = [
         torch.rand((t, size * slots_per_rank), generator=generator).argsort(dim=1)[:, :top_k]

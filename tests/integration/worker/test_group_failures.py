@@ -68,10 +68,14 @@ def wait_for_tokens(group: ServingGroup, shares: dict[int, list[str]]) -> None:
             )
 
 
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_survivors_of_a_killed_rank_go_on_with_the_same_text(
-    pool: worker_processes.Pool, model: Path, wanted: dict[str, engine_ranks.Result]
+    pool: worker_processes.Pool,
+    model: Path,
+    wanted: dict[str, engine_ranks.Result],
+    transport: str,
 ) -> None:
-    group = serving(pool, model, operation_timeout_seconds=60.0)
+    group = serving(pool, model, operation_timeout_seconds=60.0, transport=transport)
     shares = group.submit(prompts(6), 20)
     wait_for_tokens(group, shares)
     group.rank(1).signal(signal.SIGKILL)

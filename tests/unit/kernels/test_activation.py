@@ -8,6 +8,8 @@ import torch
 from moe_kernels.activation import Activation, Silu, SwigluOai, gated
 from moe_kernels.grouped_gemm import expert_mlp
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 ACTS = [Silu(), SwigluOai(limit=1.5, alpha=1.702)]
 
 
@@ -59,3 +61,29 @@ def test_experts_have_biases_of_their_own(act: Activation) -> None:
         ) if count else None  # fmt: skip
         assert alone is None or torch.equal(alone[0], out[start])
         start += count
+
+
+@pytest.mark.parametrize("act", ACTS, ids=str)
+def test_extremes_follow_the_formula(act: Activation) -> None:
+    gate = torch.tensor([88.5, -88.5, -200.0, 3e38, -3e38, 1e-38, 0.0, -0.0])
+    both = torch.cat((gate, torch.ones(8)))[None]
+    torch.testing.assert_close(gated(both, act).double(), formula(both, act), rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("act", ACTS, ids=str)
+def test_nan_of_either_half_is_nan_and_only_there(act: Activation) -> None:
+    both = torch.randn(3, 40, generator=torch.Generator().manual_seed(2))
+    clean = gated(both, act)
+    both[1, 4] = both[1, 20 + 9] = torch.nan
+    out = gated(both, act)
+    bad = torch.zeros(3, 20, dtype=torch.bool)
+    bad[1, 4] = bad[1, 9] = True
+    assert bool(out[bad].isnan().all())
+    assert torch.equal(out[~bad], clean[~bad])
+
+
+def test_the_exponential_is_exact_to_a_few_units_of_the_last_place() -> None:
+    gate = torch.linspace(-87, 87, 100_001)
+    found = gated(torch.cat((gate, torch.ones_like(gate)))[None], Silu())[0].double()
+    exact = torch.nn.functional.silu(gate.double())
+    torch.testing.assert_close(found, exact, rtol=4e-7, atol=0)

@@ -16,6 +16,8 @@ from moe_kernels.kv_pages import KvPages, LayerScales, allocate_pages, append, r
 from moe_kernels.paged_attention import paged_attention
 from tests.support.number_samples import relative_error
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 KV_HEADS, GROUP, DIM = 2, 2, 64
 SHAPE = HeadsShape(KV_HEADS, DIM)
 LENGTHS = [150, 1, 64, 33]

@@ -6,10 +6,14 @@ import itertools
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 HIDDEN, INTERMEDIATE = 40, 28
 
@@ -110,3 +114,52 @@ def test_rows_past_the_last_offset_are_zero() -> None:
     w13, w2 = weights(2)
     out = expert_mlp(torch.full((5, HIDDEN), torch.nan), offsets_of([0, 0]), w13, w2)
     assert torch.equal(out, torch.zeros(5, HIDDEN))
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[list[int], list[int], torch.dtype]:
+    """Rows of each slot in one batch, and which of all rows come again in another."""
+    counts = draw(st.lists(st.integers(0, 20), min_size=1, max_size=6))
+    total = sum(counts)
+    again = st.lists(st.integers(0, total - 1), max_size=20) if total else st.just([])
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    return counts, sorted(draw(again)), dtype
+
+
+@settings(max_examples=40)
+@given(crowds())
+def test_any_crowd_the_same_bits(case: tuple[list[int], list[int], torch.dtype]) -> None:
+    counts, again, dtype = case
+    w13, w2 = weights(len(counts), dtype)
+    rows = torch.randn(sum(counts), HIDDEN, generator=torch.Generator().manual_seed(3))
+    slot_of = [slot for slot, count in enumerate(counts) for _ in range(count)]
+    fewer = [sum(slot_of[row] == slot for row in again) for slot in range(len(counts))]
+    whole = expert_mlp(rows, offsets_of(counts), w13, w2)
+    assert torch.equal(expert_mlp(rows[again], offsets_of(fewer), w13, w2), whole[again])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_not_finite_stays_in_its_row(bad: float, dtype: torch.dtype) -> None:
+    w13, w2 = weights(2, dtype)
+    rows = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(5))
+    clean = expert_mlp(rows, offsets_of([4, 5]), w13, w2)
+    rows[6, 11] = bad
+    out = expert_mlp(rows, offsets_of([4, 5]), w13, w2)
+    others = [row for row in range(9) if row != 6]
+    assert torch.equal(out[others], clean[others])
+    assert not bool(out[6].isfinite().any())
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_number_of_threads_does_not_matter(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(7)
+    w13 = torch.randn(3, 2 * 100, 96, generator=generator).to(dtype)
+    w2 = torch.randn(3, 96, 100, generator=generator).to(dtype)
+    biases = {"b13_S2I": w13[:, :, 0], "b2_SH": w2[:, :, 0]}
+    rows = torch.randn(60, 96, generator=generator)
+    with_two = expert_mlp(rows, offsets_of([1, 0, 55]), w13, w2, **biases)
+    torch.set_num_threads(1)
+    assert torch.equal(expert_mlp(rows, offsets_of([1, 0, 55]), w13, w2, **biases), with_two)
+    assert torch.equal(with_two[56:], torch.zeros(4, 96))

@@ -39,6 +39,8 @@ from moe_kernels.kv_pages import (
 )
 from moe_kernels.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 NUM_BLOCKS, NUM_HEADS, BLOCK, DIM = 12, 8, 16, 128
 SHAPE = HeadsShape(NUM_HEADS, DIM)
 TOKENS = 64 + 5  # the last block is filled in part

@@ -14,6 +14,8 @@ from moe_kernels.kv_formats import KvFormat, KvFormatName, LatentShape
 from moe_kernels.kv_pages import KvPages, allocate_pages, append_latent, read_latent
 from moe_kernels.latent_attention import head_linear, latent_attention
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 N, C, R, D, V = 3, 24, 16, 64, 20
 SCALE = 0.2
 LENGTHS = [1, 63, 64, 150]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from moe_kernels.linear import TILE_ROWS, linear
+from moe_kernels.linear import linear
+from moe_kernels.reference.linear import TILE_ROWS
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 SHAPES = [(160, 448), (224, 160), (64, 37), (100, 256)]
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_case(inputs: int, outputs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -70,5 +65,58 @@ def test_few_outputs_as_of_a_small_router_do_not_know_their_place(
     inputs: int, outputs: int
 ) -> None:
     x, w = random_case(inputs, outputs, torch.float32)
-    crowd = linear(x[:1].expand(TILE_ROWS, -1), w)
-    assert torch.equal(crowd, linear(x[:1], w).expand(TILE_ROWS, -1))
+    crowd = linear(x[:1].expand(16, -1), w)
+    assert torch.equal(crowd, linear(x[:1], w).expand(16, -1))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, list[int]]:
+    """A crowd of rows, weights, and which of the rows come again in another batch."""
+    rows, inputs, outputs = (draw(st.integers(1, most)) for most in (120, 130, 70))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    x = torch.randn(rows, inputs, generator=generator)
+    w = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    return x, w, draw(st.lists(st.integers(0, rows - 1), max_size=40))
+
+
+@settings(max_examples=60)
+@given(batches())
+def test_any_company_any_place_any_shape_the_same_bits(
+    case: tuple[Tensor, Tensor, list[int]],
+) -> None:
+    x, w, again = case
+    assert torch.equal(linear(x[again], w), linear(x, w)[again])
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_in_its_row(bad: float, dtype: torch.dtype) -> None:
+    x, w = random_case(160, 448, dtype)
+    clean = linear(x, w)
+    x[17, 3] = bad
+    y = linear(x, w)
+    others = [row for row in range(41) if row != 17]
+    assert torch.equal(y[others], clean[others])
+    if bad == torch.inf or bad == -torch.inf:
+        assert torch.equal(y[17], bad * w[:, 3].float())
+    else:
+        assert bool(y[17].isnan().all())
+
+
+def test_every_pattern_of_nan_survives_rounding() -> None:
+    """Rounding to bfloat16 by adding to the bits would carry this one into its sign."""
+    worst = torch.tensor([[0x7FFFFFFF]], dtype=torch.int32).view(torch.float32)
+    assert bool(linear(worst, torch.ones(1, 1, dtype=torch.bfloat16)).isnan().all())
+
+
+def test_ties_are_rounded_to_even() -> None:
+    halves = 1 + torch.tensor([[1.0], [3.0]]) * 2**-8
+    expected = torch.tensor([[1.0], [1 + 2**-6]])
+    assert torch.equal(linear(halves, torch.ones(1, 1, dtype=torch.bfloat16)), expected)
+
+
+def test_operands_need_not_be_contiguous() -> None:
+    x, w = random_case(64, 37, torch.bfloat16)
+    assert torch.equal(linear(x.t().contiguous().t(), w.t().contiguous().t()), linear(x, w))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
 from moe_kernels.norm_rope import rms_norm, rope, rope_table
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 
 def test_rms_norm_is_its_formula() -> None:
@@ -76,3 +79,41 @@ def test_scores_depend_on_the_distance_only() -> None:
 
     assert math.isclose(score(9, 4), score(50, 45), abs_tol=1e-4)
     assert not math.isclose(score(9, 4), score(9, 5), abs_tol=1e-3)
+
+
+def test_what_is_not_finite_stays_in_its_row() -> None:
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(4))
+    clean = rms_norm(x, torch.ones(40), 1e-5)
+    x[2, 7] = torch.inf
+    x[3, 7] = torch.nan
+    y = rms_norm(x, torch.ones(40), 1e-5)
+    assert torch.equal(y[[0, 1, 4]], clean[[0, 1, 4]])
+    assert y[2].isnan().nonzero().flatten().tolist() == [7]
+    assert bool((y[2].nan_to_num() == 0).all())
+    assert bool(y[3].isnan().all())
+
+
+def test_rope_keeps_nan_in_its_pair() -> None:
+    cos, sin = plain_table(4, 8, 100.0)
+    x = torch.ones(4, 2, 8)
+    x[1, 1, 2] = torch.nan
+    turned = rope(x, cos, sin)
+    assert turned.isnan().nonzero().tolist() == [[1, 1, 2], [1, 1, 6]]
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_many_rows_on_two_threads_are_as_one_row(dtype: torch.dtype) -> None:
+    x = torch.randn(600, 4, 64, generator=torch.Generator().manual_seed(6))
+    weight = torch.linspace(0.5, 1.5, 64).to(dtype)
+    cos, sin = plain_table(600, 64, 1e4)
+    normed, turned = rms_norm(x, weight, 1e-5), rope(x, cos, sin)
+    for row in (0, 299, 300, 599):
+        one = slice(row, row + 1)
+        assert torch.equal(rms_norm(x[one], weight, 1e-5), normed[one])
+        assert torch.equal(rope(x[one], cos[one], sin[one]), turned[one])
+
+
+def test_no_rows_are_fine() -> None:
+    assert rms_norm(torch.zeros(0, 8), torch.ones(8), 1e-5).shape == (0, 8)
+    assert rope(torch.zeros(0, 2, 8), torch.zeros(0, 4), torch.zeros(0, 4)).shape == (0, 2, 8)

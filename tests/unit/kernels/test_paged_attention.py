@@ -23,6 +23,8 @@ from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
 from moe_kernels.kv_pages import KvPages, allocate_pages, append, read
 from moe_kernels.paged_attention import paged_attention
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 NUM_BLOCKS = 64
 
 
@@ -174,7 +176,7 @@ def test_passes_stay_within_their_bounds() -> None:
     rows.append(AttentionRows(SPAN_TOKENS * (MAX_SPANS_PER_PASS + 3), 1, list(range(300))))
     plan = plan_attention(rows, 16)
     tiles = 0
-    for part in plan.passes:
+    for part in plan.tiles.passes:
         assert part.first_tile == tiles
         tiles += part.tiles_per_span[0]
         within = (
@@ -183,7 +185,7 @@ def test_passes_stay_within_their_bounds() -> None:
         )
         assert within or part.tiles_per_span[0] == 1
         assert list(part.tiles_per_span) == sorted(part.tiles_per_span, reverse=True)
-    assert tiles == len(plan.tile_rows_UW) == 30 * 10 + 1
+    assert tiles == len(plan.tiles.tile_rows_UW) == 30 * 10 + 1
 
 
 def test_a_block_size_that_does_not_divide_a_span_is_refused() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.permute import sort_by_slot
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 FAR = 2**31 - 1
 

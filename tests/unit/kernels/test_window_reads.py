@@ -19,6 +19,8 @@ from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import allocate_pages, append
 from moe_kernels.paged_attention import paged_attention
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 HEADS, DIM, BLOCK, LENGTH = 2, 16, 16, 400
 SINKS = torch.tensor([0.5, -1.0])
 
@@ -58,7 +60,9 @@ def test_only_the_spans_of_a_window_are_read() -> None:
     ]
     plan = plan_attention(rows, BLOCK).windowed(128)
     read = {
-        int(block) // 4 * SPAN_TOKENS for part in plan.passes for block in part.span_blocks_SB[:, 0]
+        int(block) // 4 * SPAN_TOKENS
+        for part in plan.tiles.passes
+        for block in part.span_blocks_SB[:, 0]
     }
     positions = {0: (872, 1000), 1: (0, 5), 2: (513, 839)}
     wanted = {
@@ -76,13 +80,13 @@ def test_passes_keep_to_their_bounds_and_have_every_tile_once(window: int) -> No
         for start, count in ((0, 3000), (6000, 1), (63, 2), (4000, 700), (0, 1))
     ]
     plan = plan_attention(rows, BLOCK).windowed(window)
-    assert sorted(plan.place_of_row_T.tolist()) == sorted(
+    assert sorted(plan.tiles.place_of_row_T.tolist()) == sorted(
         place
-        for place, row in enumerate(plan.tile_rows_UW.flatten().tolist())
+        for place, row in enumerate(plan.tiles.tile_rows_UW.flatten().tolist())
         if row < sum(row.num_tokens for row in rows)
     )
     tiles = 0
-    for part in plan.passes:
+    for part in plan.tiles.passes:
         assert part.first_tile == tiles
         tiles += part.tiles_per_span[0]
         assert all(a >= b > 0 for a, b in pairwise((tiles, *part.tiles_per_span)))
@@ -90,4 +94,4 @@ def test_passes_keep_to_their_bounds_and_have_every_tile_once(window: int) -> No
         assert len(part.pair_spans_P) % PAIRS_PER_PRODUCT == 0
         assert alone or sum(part.tiles_per_span) <= MAX_PAIRS_PER_PASS
         assert alone or len(part.span_blocks_SB) <= MAX_SPANS_PER_PASS
-    assert tiles == len(plan.tile_rows_UW)
+    assert tiles == len(plan.tiles.tile_rows_UW)

@@ -13,6 +13,8 @@ from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import KvPages, allocate_pages, append
 from moe_kernels.paged_attention import paged_attention
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 KV_HEADS, GROUP, DIM, BLOCK = 2, 3, 32, 16
 LENGTHS = [1, 40, 64, 150, 200]
 

@@ -10,6 +10,7 @@ from moe_api import names
 from moe_api.deployment import MoEDeploymentSpec
 from moe_api.worker import KvConfig
 from moe_operator.acceptance import judge_manifest
+from moe_operator.children import service
 from moe_operator.pod_manifest import Incarnation, NoImage, Owner, pod_manifest, template_hash
 from moe_operator.settings import WorkerDefaults
 from moe_operator.worker_config import ModelSourceUnsupported, model_source, worker_config
@@ -49,6 +50,12 @@ def test_a_pod_says_who_it_is():
     assert pod["metadata"]["annotations"] == {"moe-operator.dev/restarts": "2"}
     assert worker_of(pod)["args"] == ["serve"]
     assert "command" not in worker_of(pod)
+
+
+def test_only_the_public_port_is_in_the_service():
+    ports = {p["name"]: p["containerPort"] for p in worker_of(build(spec()))["ports"]}
+    assert ports == {"http": 8000, "control": 8001, "exchange": 8002}
+    assert [port["targetPort"] for port in service(OWNER)["spec"]["ports"]] == [8000]
 
 
 def test_e07_the_grace_of_a_pod_is_its_drain_and_a_little():

@@ -35,7 +35,13 @@ class Council:
             self._listening = self._exchange.transfer("control", [], receives)
 
     def heard(self) -> bool:
-        """Whether a ballot has begun to arrive; only a hint, `vote` takes it."""
+        """Whether a ballot has begun to arrive; only a hint, `vote` takes it.
+
+        Raises:
+            ExchangeFailed: somebody is gone.
+        """
+        if self._listening is not None:
+            self._listening.advance()
         return any(bool(ballot[0]) for ballot in self._theirs.values())
 
     def vote(self, ballot: Ballot, timeout_seconds: float | None = None) -> list[Ballot]:

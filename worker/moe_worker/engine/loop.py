@@ -148,7 +148,9 @@ class EngineLoop:
             logger.warning("generation %d is broken; waiting for the next", plan.generation)
         else:
             config = self._settings.config
-            rendezvous = RendezvousSettings(config.operation_timeout_seconds, device=config.device)
+            rendezvous = RendezvousSettings(
+                config.operation_timeout_seconds, self._settings.token, config.carrier
+            )
             self.preparation = Preparation(
                 plan, rank, self._loader, rendezvous, self.tools.observer, self.tools.news.set
             )

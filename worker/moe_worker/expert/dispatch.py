@@ -129,25 +129,26 @@ class Dispatcher:
             )
         return RoutedBatch(self, x_TH, physical_TK, weights_TK, tokens_R)
 
-    def pack(self, peer: int, slots_tK: Tensor, rows_tH: Tensor) -> Tensor:
+    def pack(self, peer: int, slots_tK: Tensor, rows_NH: Tensor) -> Tensor:
         """Header and the rows that `peer` serves, into its bin; returns the bytes to send."""
-        header, here_t = self.shape.header_bytes(len(slots_tK)), (slots_tK >= 0).any(dim=1)
-        rows_NH = rows_tH[here_t]
-        buffer, end = self._out[peer], header + len(rows_NH) * self.shape.row_bytes
-        buffer[:header].view(_HEADER_DTYPE)[: slots_tK.numel()] = slots_tK.reshape(-1)
-        buffer[header:end].view(self.shape.wire_dtype)[:] = rows_NH.reshape(-1)
-        whole = self.shape.bin_bytes(len(slots_tK)) if self.exchange.whole_buffers else end
+        num_tokens = slots_tK.shape[0]
+        header, count = self.shape.header_bytes(num_tokens), slots_tK.numel()
+        buffer, end = self._out[peer], header + rows_NH.numel() * rows_NH.itemsize
+        buffer[: count * _HEADER_DTYPE.itemsize].view(_HEADER_DTYPE).copy_(slots_tK.view(-1))
+        buffer[header:end].view(self.shape.wire_dtype).copy_(rows_NH.view(-1))
+        whole = self.shape.bin_bytes(num_tokens) if self.exchange.whole_buffers else end
         return buffer[:whole]
 
     def unpack(self, peer: int, num_tokens: int) -> tuple[Tensor, Tensor]:
         """(rows [N, H] float32, slots [N, K] int64) that `peer` sent for its `num_tokens`."""
         buffer, header = self._in[peer], self.shape.header_bytes(num_tokens)
-        flat = buffer[:header].view(_HEADER_DTYPE)[: num_tokens * self.shape.top_k]
-        slots_tK = flat.reshape(num_tokens, self.shape.top_k).to(torch.int64)
+        told_bytes = num_tokens * self.shape.top_k * _HEADER_DTYPE.itemsize
+        told = buffer[:told_bytes].view(_HEADER_DTYPE).view(num_tokens, self.shape.top_k)
+        slots_tK = told.to(torch.int64)
         slots_NK = slots_tK[(slots_tK >= 0).any(dim=1)]
-        raw = buffer[header : header + len(slots_NK) * self.shape.row_bytes]
-        rows = raw.view(self.shape.wire_dtype).reshape(len(slots_NK), self.shape.hidden)
-        return rows.to(torch.float32), slots_NK
+        raw = buffer[header : header + slots_NK.shape[0] * self.shape.row_bytes]
+        rows_NH = raw.view(self.shape.wire_dtype).view(-1, self.shape.hidden)
+        return rows_NH.to(torch.float32), slots_NK
 
     def inbox(self, peer: int, num_tokens: int) -> Tensor:
         return self._in[peer][: self.shape.bin_bytes(num_tokens)]
@@ -158,6 +159,18 @@ class Dispatcher:
 
     def _bytes(self, count: int) -> Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self.device)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One rank's share of a round."""
+
+    slots_tK: Tensor
+    """Its slots, −1 = the choice is elsewhere or nowhere."""
+    here_t: Tensor
+    """Which tokens it has a choice of."""
+    pairs_P: Tensor
+    """Flat (token, choice) numbers, ascending."""
 
 
 class RoutedBatch:
@@ -175,11 +188,13 @@ class RoutedBatch:
         self._owner, self._tokens_R = owner, tokens_R
         self._x_TH = x_TH.to(owner.shape.wire_dtype)
         slots = owner.shape.slots_per_rank
-        self._rank_TK = torch.where(physical_TK >= 0, physical_TK // slots, -1)
-        self._slot_TK = torch.where(physical_TK >= 0, physical_TK % slots, -1)
+        # Rounded down, so that "none" is on rank −1.
+        self._rank_TK = torch.div(physical_TK, slots, rounding_mode="floor")
+        self._slot_TK = physical_TK % slots
         self._weights_TK = weights_TK
         self._out_TH = x_TH.new_zeros(x_TH.shape, dtype=torch.float32)
         self._y_PH = self._out_TH
+        self._parts: dict[int, _Part] = {}
         self._returning: list[tuple[int, Tensor]] = []
 
     def slices(self) -> Iterator[Slice]:
@@ -192,9 +207,9 @@ class RoutedBatch:
         for rank, count in piece.pairs_of_rank:
             y_pH, start = y_PH[start : start + count], start + count
             if rank == own:
-                self._y_PH[self._pairs_at(own)] = y_pH
+                self._y_PH[self._part(own).pairs_P] = y_pH
             elif count:
-                self._returning.append((rank, y_pH.reshape(-1).view(torch.uint8)))
+                self._returning.append((rank, y_pH.view(-1).view(torch.uint8)))
 
     def finish(self) -> Tensor:
         """Weighted sums, float32 [T, H]."""
@@ -204,10 +219,12 @@ class RoutedBatch:
         owner = self._owner
         size = owner.shape.tokens_per_round
         tokens_R = [min(max(t - number * size, 0), size) for t in self._tokens_R]
-        self._span = slice(number * size, number * size + tokens_R[owner.exchange.rank])
-        self._y_PH = self._out_TH.new_zeros(
-            (tokens_R[owner.exchange.rank] * owner.shape.top_k, owner.shape.hidden)
-        )
+        own_tokens = tokens_R[owner.exchange.rank]
+        self._span = slice(number * size, number * size + own_tokens)
+        self._rank_tK, self._slot_tK = self._rank_TK[self._span], self._slot_TK[self._span]
+        self._x_tH = self._x_TH[self._span]
+        self._parts = {}
+        self._y_PH = self._out_TH.new_zeros((own_tokens * owner.shape.top_k, owner.shape.hidden))
         self._returning = []
         sending = self._send_rows(tokens_R)
         if sum(tokens_R) > owner.shape.overlap_tokens:
@@ -221,62 +238,70 @@ class RoutedBatch:
         self._add_up()
 
     def _send_rows(self, tokens_R: Sequence[int]) -> Transfer:
-        owner, mine = self._owner, self._span
+        owner = self._owner
         sends = []
         for peer in owner.peers if tokens_R[owner.exchange.rank] else []:
-            slots_tK = torch.where(self._rank_TK[mine] == peer, self._slot_TK[mine], -1)
-            sends.append((peer, owner.pack(peer, slots_tK, self._x_TH[mine])))
+            part = self._part(peer)
+            sends.append((peer, owner.pack(peer, part.slots_tK, self._x_tH[part.here_t])))
             owner.observer.sent(owner.scopes[peer], sends[-1][1].numel())
         receives = [(p, owner.inbox(p, tokens_R[p])) for p in owner.peers if tokens_R[p]]
         return owner.exchange.transfer("data", sends, receives)
 
     def _local(self) -> tuple[int, Tensor, Tensor]:
-        own, mine = self._owner.exchange.rank, self._span
-        slots_tK = torch.where(self._rank_TK[mine] == own, self._slot_TK[mine], -1)
-        here_t = (slots_tK >= 0).any(dim=1)
-        rows_NH = self._x_TH[mine][here_t].to(torch.float32)
-        self._owner.observer.sent("self", len(rows_NH) * self._owner.shape.row_bytes)
-        return own, rows_NH, slots_tK[here_t]
+        own = self._owner.exchange.rank
+        part = self._part(own)
+        rows_NH = self._x_tH[part.here_t].to(torch.float32)
+        self._owner.observer.sent("self", rows_NH.shape[0] * self._owner.shape.row_bytes)
+        return own, rows_NH, part.slots_tK[part.here_t]
 
     def _arrived(self, tokens_R: Sequence[int]) -> list[tuple[int, Tensor, Tensor]]:
         return [(p, *self._owner.unpack(p, tokens_R[p])) for p in self._owner.peers if tokens_R[p]]
 
     def _join(self, parts: Sequence[tuple[int, Tensor, Tensor]]) -> Slice:
-        hidden, top_k = self._owner.shape.hidden, self._owner.shape.top_k
+        if not parts:
+            rows_0H = self._x_tH.new_empty((0, self._owner.shape.hidden), dtype=torch.float32)
+            return Slice(rows_0H, self._slot_tK.new_empty((0, self._owner.shape.top_k)), ())
         return Slice(
-            torch.cat([self._x_TH.new_empty((0, hidden), dtype=torch.float32)]
-                      + [rows for _, rows, _ in parts]),
-            torch.cat([self._slot_TK.new_empty((0, top_k))] + [slots for _, _, slots in parts]),
+            torch.cat([rows for _, rows, _ in parts]),
+            torch.cat([slots for _, _, slots in parts]),
             tuple((rank, int((slots >= 0).sum())) for rank, _, slots in parts),
-        )  # fmt: skip
+        )
 
     def _collect_returns(self) -> None:
         owner, first = self._owner, 0
         places: list[tuple[Tensor, Tensor]] = []
         receives: list[tuple[int, Tensor]] = []
         for peer in owner.peers:
-            pairs_P = self._pairs_at(peer)
-            if len(pairs_P):
-                buffer = owner.returns(first, len(pairs_P))
-                first += len(pairs_P)
+            pairs_P = self._part(peer).pairs_P
+            num_pairs = pairs_P.shape[0]
+            if num_pairs:
+                buffer = owner.returns(first, num_pairs)
+                first += num_pairs
                 receives.append((peer, buffer))
                 places.append((pairs_P, buffer))
         for peer, buffer in self._returning:
             owner.observer.sent(owner.scopes[peer], buffer.numel())
         self._wait("combine", owner.exchange.transfer("data", self._returning, receives))
         for pairs_P, buffer in places:
-            self._y_PH[pairs_P] = buffer.view(torch.float32).reshape(len(pairs_P), -1)
+            self._y_PH[pairs_P] = buffer.view(torch.float32).view(-1, owner.shape.hidden)
 
     def _add_up(self) -> None:
         """Top-k order, one multiplication and one addition each: the same for every placement."""
         out_tH, weights_tK = self._out_TH[self._span], self._weights_TK[self._span]
-        y_tKH = self._y_PH.reshape(len(out_tH), self._owner.shape.top_k, self._owner.shape.hidden)
-        for choice in range(self._owner.shape.top_k):
-            out_tH += weights_tK[:, choice, None] * y_tKH[:, choice]
+        y_tKH = self._y_PH.view(-1, self._owner.shape.top_k, self._owner.shape.hidden)
+        y_tKH.mul_(weights_tK[:, :, None])
+        for y_tH in y_tKH.unbind(1):
+            out_tH += y_tH
 
-    def _pairs_at(self, rank: int) -> Tensor:
-        """Flat (token, choice) numbers in this round that `rank` serves, ascending."""
-        return torch.nonzero(self._rank_TK[self._span].reshape(-1) == rank).reshape(-1)
+    def _part(self, rank: int) -> _Part:
+        """What `rank` serves of this round's tokens."""
+        part = self._parts.get(rank)
+        if part is None:
+            at_tK = self._rank_tK == rank
+            slots_tK = torch.where(at_tK, self._slot_tK, -1)
+            pairs_P = at_tK.view(-1).nonzero().view(-1)
+            part = self._parts[rank] = _Part(slots_tK, at_tK.any(dim=1), pairs_P)
+        return part
 
     def _wait(self, phase: ExchangePhase, transfer: Transfer) -> None:
         started = time.perf_counter()

@@ -1,8 +1,9 @@
 """Byte buffers between the ranks of one generation: grouped point-to-point, a deadline on each.
 
-One contract, `Exchange`; `GroupExchange` over torch.distributed process groups (gloo, or NCCL for
-the data), `LocalExchange` for a group of one. Any failure ends the generation: nothing is tried
-again over the same exchange, which is closed at once so that the news reaches the other ranks.
+One contract, `Exchange`; `tcp_exchange` is the one on CPUs, `GroupExchange` goes over
+torch.distributed process groups (gloo, and NCCL for the data), `LocalExchange` is a group of one.
+Any failure ends the generation: nothing is tried again over the same exchange, which is closed at
+once so that the news reaches the other ranks.
 
 Neighbours: `moe_worker.membership` builds it, `dispatch` and the engine's agreement use it,
 `nccl` is the part that needs GPUs.
@@ -34,6 +35,13 @@ class ExchangeFailed(RuntimeError):
 class Transfer(Protocol):
     """Sends and receives that are under way; their buffers belong to it until `wait` returns."""
 
+    def advance(self) -> None:
+        """Move what can be moved at once, so that bytes that have come are in their buffers.
+
+        Raises:
+            ExchangeFailed: a peer has failed.
+        """
+
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Return when all are done. Without a time-out of its own it has the exchange's.
 
@@ -62,7 +70,8 @@ class Exchange(Protocol):
         sends: PeerBuffers,
         receives: PeerBuffers,
     ) -> Transfer:
-        """Post all (peer, buffer) pairs together, at most one of each kind per peer.
+        """Post all (peer, buffer) pairs together, at most one of each kind per peer, and only
+        when the one before on this channel is over.
 
         Control buffers live on the CPU, data buffers on the worker's device.
 
@@ -181,6 +190,9 @@ class _Posted:
         self, channel: Channel, works: list[tuple[int, dist.Work]], timeout_seconds: float
     ) -> None:
         self._channel, self._works, self._timeout_seconds = channel, works, timeout_seconds
+
+    def advance(self) -> None:
+        """gloo has threads that do so."""
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         limit = self._timeout_seconds if timeout_seconds is None else timeout_seconds

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moe_kernels.activation import Activation
-from moe_kernels.grouped_gemm import SILU, expert_mlp
+from moe_kernels.activation import SILU, Activation
+from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.linear import linear
 from moe_kernels.permute import sort_by_slot
 from moe_worker.expert.bank import ExpertBank

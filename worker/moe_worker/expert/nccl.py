@@ -44,6 +44,9 @@ class _Grouped:
     def __init__(self, work: dist.Work | None, peers: list[int], timeout_seconds: float) -> None:
         self._work, self._peers, self._timeout_seconds = work, peers, timeout_seconds
 
+    def advance(self) -> None:
+        """NCCL's kernels do so."""
+
     def wait(self, timeout_seconds: float | None = None) -> None:
         if self._work is None:
             return

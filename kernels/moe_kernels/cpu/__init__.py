@@ -1,0 +1,1 @@
+"""The operations compiled for this processor by numba."""

@@ -1,0 +1,122 @@
+"""One step's attention cut into units of work, and the units into ranges of threads. No kernels.
+
+A tile is some queries of one sequence, so many that with the query heads of a kv head they make
+about ROWS_PER_TILE rows: what decoding a block costs is shared by them. A tile of several queries
+takes one kv head (its rows fill the cache), a tile of one query takes several while there are
+enough units for all threads. Ranges have about the same number of keys times rows; no result
+depends on where they are cut.
+Neighbours: `attention_plan` has the step's rows, `attention` runs the units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from moe_kernels.attention_plan import AttentionPlan
+
+ROWS_PER_TILE = 16
+DECODE_ROWS = 12
+"""Decoding a block costs about as much as multiplying so many rows with it."""
+UNITS_PER_THREAD = 2
+
+ROW, POSITION, NUM_QUERIES, FIRST_HEAD, HEADS_END, TABLE_START, KV_HEADS = range(7)
+"""Columns of a unit: its first row of q, that row's position, its queries, its kv heads, where its
+sequence's block table starts, and the layer's number of kv heads."""
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AttentionWork:
+    units: Int64s
+    bounds: Int64s
+    """Thread i runs units bounds[i] ≤ u < bounds[i + 1]."""
+    tables: Int64s
+    """Block tables of all sequences, one after the other."""
+    end_block: int
+    """One more than the largest of their blocks."""
+
+
+def attention_work(
+    plan: AttentionPlan, num_kv_heads: int, group: int, num_threads: int
+) -> AttentionWork:
+    """Made once of a plan for all layers that are alike."""
+    return plan.derived.get(
+        ("cpu", num_kv_heads, group, num_threads),
+        partial(_cut, plan, num_kv_heads, group, num_threads),
+    )
+
+
+def _cut(plan: AttentionPlan, num_kv_heads: int, group: int, num_threads: int) -> AttentionWork:
+    tiles, tables = _tiles(plan, max(1, ROWS_PER_TILE // group))
+    heads = _heads_per_unit(num_kv_heads, len(tiles), UNITS_PER_THREAD * num_threads)
+    pieces = [_split(tiles[tiles[:, NUM_QUERIES] == 1], num_kv_heads, heads)]
+    pieces.append(_split(tiles[tiles[:, NUM_QUERIES] > 1], num_kv_heads, 1))
+    units = np.concatenate(pieces)
+    bounds = _bounds(_costs(units, group, plan.window), num_threads)
+    return AttentionWork(units, bounds, tables, int(tables.max(initial=-1)) + 1)
+
+
+def _tiles(plan: AttentionPlan, queries_per_tile: int) -> tuple[Int64s, Int64s]:
+    """Units of all kv heads, and the block tables. Raises IndexError when a table is too short."""
+    tiles = [np.empty((0, KV_HEADS + 1), dtype=np.int64)]
+    tables = [np.empty(0, dtype=np.int64)]
+    row = table_start = 0
+    for each in plan.rows:
+        begins = np.arange(0, each.num_tokens, queries_per_tile, dtype=np.int64)
+        tile = np.zeros((len(begins), KV_HEADS + 1), dtype=np.int64)
+        tile[:, ROW] = row + begins
+        tile[:, POSITION] = each.start + begins
+        tile[:, NUM_QUERIES] = np.minimum(queries_per_tile, each.num_tokens - begins)
+        tile[:, TABLE_START] = table_start
+        tiles.append(tile)
+        table = np.asarray(each.blocks, dtype=np.int64)
+        if len(table) * plan.block_size < each.start + each.num_tokens:
+            raise IndexError(
+                f"{len(table)} blocks do not reach {each.start + each.num_tokens} keys"
+            )
+        tables.append(table)
+        table_start += len(table)
+        row += each.num_tokens
+    return np.concatenate(tiles), np.concatenate(tables)
+
+
+def _heads_per_unit(num_kv_heads: int, num_tiles: int, wanted_units: int) -> int:
+    """The most heads, a divisor of their number, that leave as many units as are wanted."""
+    fitting = [
+        heads
+        for heads in range(1, num_kv_heads + 1)
+        if num_kv_heads % heads == 0 and num_tiles * (num_kv_heads // heads) >= wanted_units
+    ]
+    return max(fitting, default=1)
+
+
+def _split(tiles: Int64s, num_kv_heads: int, heads_per_unit: int) -> Int64s:
+    """A unit of each tile and range of heads, a tile's units side by side."""
+    firsts = np.arange(0, num_kv_heads, heads_per_unit, dtype=np.int64)
+    units = np.repeat(tiles, len(firsts), axis=0)
+    units[:, FIRST_HEAD] = np.tile(firsts, len(tiles))
+    units[:, HEADS_END] = units[:, FIRST_HEAD] + heads_per_unit
+    units[:, KV_HEADS] = num_kv_heads
+    return units
+
+
+def _costs(units: Int64s, group: int, window: int | None) -> Int64s:
+    keys = units[:, POSITION] + units[:, NUM_QUERIES]
+    if window is not None:
+        keys = np.minimum(keys, window + units[:, NUM_QUERIES])
+    heads = units[:, HEADS_END] - units[:, FIRST_HEAD]
+    return keys * heads * (units[:, NUM_QUERIES] * group + DECODE_ROWS)
+
+
+def _bounds(costs: Int64s, num_threads: int) -> Int64s:
+    """Ranges of units, in order, that cost about the same."""
+    done = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(costs)))
+    shares = done[-1] * np.arange(num_threads + 1) / num_threads
+    bounds: Int64s = np.searchsorted(done, shares).astype(np.int64)
+    bounds[-1] = len(costs)
+    return bounds

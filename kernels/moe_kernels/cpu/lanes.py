@@ -1,0 +1,419 @@
+"""Eight float32 side by side as one value of numba, so that a kernel says which additions happen in
+which order instead of hoping for a vectoriser.
+
+The operations are LLVM's own vector instructions, named for no processor: on AVX2 a value is one
+register, with AVX-512 or NEON the same program gives the same numbers. Every operation rounds as
+IEEE says and nothing is reassociated; `fma` rounds once.
+Memory is an array of bytes and an offset in bytes, without bounds checks and of any alignment:
+pages of every format, and the scratch they are decoded to, are then one kind of thing.
+
+Small floats become float32 through half precision, whose conversion is one instruction, exact, and
+knows no flushing of subnormals:
+  E4M3 s.eeee.mmm   are the upper bits of a half that is 2⁸ too small;
+  E2M1 s.ee.m       are the upper bits of a half that is 2¹⁴ too small.
+The caller's scale makes up for the power of two.
+Neighbours: `kv_codes` decodes rows with these, `attention` multiplies and adds them.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic, models, register_model
+
+WIDTH = 8
+
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_F32, _HALF = ir.FloatType(), ir.HalfType()
+_LANES = ir.VectorType(_F32, WIDTH)
+
+
+class LanesType(types.Type):
+    def __init__(self):
+        super().__init__(name="float32x8")
+
+
+lanes = LanesType()
+
+
+@register_model(LanesType)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager, numba_type):
+        super().__init__(manager, numba_type, _LANES)
+
+
+def _same(element, value, count=WIDTH):
+    """A constant vector."""
+    return ir.Constant(ir.VectorType(element, count), [ir.Constant(element, value)] * count)
+
+
+def _pointer(context, builder, array_type, array, offset, pointee):
+    data = context.make_array(array_type)(context, builder, array).data
+    start = builder.bitcast(data, _I8.as_pointer())
+    return builder.bitcast(builder.gep(start, [offset]), pointee.as_pointer())
+
+
+def _load(context, builder, signature, arguments, element, count=WIDTH):
+    vector = ir.VectorType(element, count)
+    pointer = _pointer(context, builder, signature.args[0], *arguments[:2], vector)
+    return builder.load(pointer, align=1)
+
+
+def _splat(builder, value, count=WIDTH):
+    vector = ir.VectorType(value.type, count)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
+    return builder.shuffle_vector(first, first, _same(_I32, 0, count))
+
+
+def _slice(builder, vector, start, count):
+    picks = ir.Constant(ir.VectorType(_I32, count), [_I32(start + lane) for lane in range(count)])
+    return builder.shuffle_vector(vector, vector, picks)
+
+
+def _call(builder, name, *arguments):
+    kinds = [argument.type for argument in arguments]
+    function = get_or_insert_function(
+        builder.module, ir.FunctionType(arguments[0].type, kinds), name
+    )
+    return builder.call(function, arguments)
+
+
+@intrinsic
+def splat(typing_context, value):
+    """The float32 `value` in every lane."""
+
+    def generate(context, builder, signature, arguments):
+        return _splat(builder, arguments[0])
+
+    return lanes(types.float32), generate
+
+
+@intrinsic
+def fma(typing_context, a, b, c):
+    """a · b + c, rounded once."""
+
+    def generate(context, builder, signature, arguments):
+        return _call(builder, "llvm.fma.v8f32", *arguments)
+
+    return lanes(lanes, lanes, lanes), generate
+
+
+@intrinsic
+def add(typing_context, a, b):
+    def generate(context, builder, signature, arguments):
+        return builder.fadd(*arguments)
+
+    return lanes(lanes, lanes), generate
+
+
+@intrinsic
+def multiply(typing_context, a, b):
+    def generate(context, builder, signature, arguments):
+        return builder.fmul(*arguments)
+
+    return lanes(lanes, lanes), generate
+
+
+@intrinsic
+def maximum(typing_context, a, b):
+    """a where a > b, else b: a NaN in a is passed over."""
+
+    def generate(context, builder, signature, arguments):
+        a, b = arguments
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+    return lanes(lanes, lanes), generate
+
+
+def _halves(builder, vector, combine):
+    """One float of eight: lanes 4 apart, then 2, then 1."""
+    count = WIDTH
+    while count > 1:
+        count //= 2
+        upper = _slice(builder, vector, count, count)
+        vector = combine(_slice(builder, vector, 0, count), upper)
+    return builder.extract_element(vector, _I32(0))
+
+
+@intrinsic
+def sum_of(typing_context, a):
+    """float32: lanes 4 apart are added, then 2, then 1."""
+
+    def generate(context, builder, signature, arguments):
+        return _halves(builder, arguments[0], builder.fadd)
+
+    return types.float32(lanes), generate
+
+
+@intrinsic
+def largest_of(typing_context, a):
+    """float32, of lanes that are no NaN."""
+
+    def generate(context, builder, signature, arguments):
+        def larger(x, y):
+            return builder.select(builder.fcmp_ordered(">", x, y), x, y)
+
+        return _halves(builder, arguments[0], larger)
+
+    return types.float32(lanes), generate
+
+
+@intrinsic
+def store_sums(typing_context, memory, offset, a, b, c, d):
+    """`sum_of` each of four, side by side: the same additions, shared by fewer instructions."""
+
+    def generate(context, builder, signature, arguments):
+        array, offset, *vectors = arguments
+
+        def picked(x, y, lanes_of_both):
+            count = len(lanes_of_both)
+            mask = ir.Constant(ir.VectorType(_I32, count), [_I32(lane) for lane in lanes_of_both])
+            return builder.shuffle_vector(x, y, mask)
+
+        fours = [
+            builder.fadd(_slice(builder, each, 0, 4), _slice(builder, each, 4, 4))
+            for each in vectors
+        ]
+        pairs = [
+            builder.fadd(picked(x, y, (0, 1, 4, 5)), picked(x, y, (2, 3, 6, 7)))
+            for x, y in (fours[:2], fours[2:])
+        ]
+        sums = builder.fadd(picked(*pairs, (0, 2, 4, 6)), picked(*pairs, (1, 3, 5, 7)))
+        pointer = _pointer(context, builder, signature.args[0], array, offset, sums.type)
+        builder.store(sums, pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(memory, types.int64, lanes, lanes, lanes, lanes), generate
+
+
+_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
+_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
+_SMALLEST = -87.0
+
+
+@intrinsic
+def exp_nonpositive(typing_context, x):
+    """eˣ of x ≤ 0 within 2 units of the last place; 0 below e⁻⁸⁷; NaN of NaN.
+
+    eˣ = 2ⁿ · eʳ with n the whole number next to x/ln 2, eʳ by its Taylor terms (|r| ≤ .35).
+    """
+
+    def generate(context, builder, signature, arguments):
+        (x,) = arguments
+        # A NaN must not reach the conversion to a whole number, whose result would be undefined.
+        above = builder.fcmp_ordered(">", x, _same(_F32, _SMALLEST))
+        bounded = builder.select(above, x, _same(_F32, _SMALLEST))
+        n = _call(
+            builder, "llvm.rint.v8f32", builder.fmul(bounded, _same(_F32, 1.4426950408889634))
+        )
+        r = _call(builder, "llvm.fma.v8f32", n, _same(_F32, -_LN2_HIGH), x)
+        r = _call(builder, "llvm.fma.v8f32", n, _same(_F32, -_LN2_LOW), r)
+        series = _same(_F32, _TERMS[0])
+        for term in _TERMS[1:]:
+            series = _call(builder, "llvm.fma.v8f32", series, r, _same(_F32, term))
+        whole = builder.fptosi(n, ir.VectorType(_I32, WIDTH))
+        exponent = builder.shl(builder.add(whole, _same(_I32, 127)), _same(_I32, 23))
+        value = builder.fmul(series, builder.bitcast(exponent, _LANES))
+        below = builder.fcmp_ordered("<", x, _same(_F32, _SMALLEST))
+        return builder.select(below, _same(_F32, 0.0), value)
+
+    return lanes(lanes), generate
+
+
+@intrinsic
+def load(typing_context, memory, offset):
+    """Eight float32."""
+
+    def generate(context, builder, signature, arguments):
+        return _load(context, builder, signature, arguments, _F32)
+
+    return lanes(memory, types.int64), generate
+
+
+@intrinsic
+def load_splat(typing_context, memory, offset):
+    """One float32 in every lane."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature.args[0], *arguments, _F32)
+        return _splat(builder, builder.load(pointer, align=1))
+
+    return lanes(memory, types.int64), generate
+
+
+@intrinsic
+def load_float(typing_context, memory, offset):
+    """One float32."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature.args[0], *arguments, _F32)
+        return builder.load(pointer, align=1)
+
+    return types.float32(memory, types.int64), generate
+
+
+@intrinsic
+def store(typing_context, memory, offset, value):
+    """Eight float32, or one where `value` is a float32."""
+
+    def generate(context, builder, signature, arguments):
+        array, offset, value = arguments
+        pointer = _pointer(context, builder, signature.args[0], array, offset, value.type)
+        builder.store(value, pointer, align=1)
+        return context.get_dummy_value()
+
+    kind = lanes if value == lanes else types.float32
+    return types.void(memory, types.int64, kind), generate
+
+
+@intrinsic
+def load_bf16(typing_context, memory, offset):
+    """Eight bfloat16."""
+
+    def generate(context, builder, signature, arguments):
+        bits = _load(context, builder, signature, arguments, _I16)
+        wide = builder.zext(bits, ir.VectorType(_I32, WIDTH))
+        return builder.bitcast(builder.shl(wide, _same(_I32, 16)), _LANES)
+
+    return lanes(memory, types.int64), generate
+
+
+@intrinsic
+def load_fp16(typing_context, memory, offset):
+    """Eight halves."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.fpext(_load(context, builder, signature, arguments, _HALF), _LANES)
+
+    return lanes(memory, types.int64), generate
+
+
+@intrinsic
+def store_fp16(typing_context, memory, offset, value):
+    """Eight halves, the nearest, even at a midpoint; infinite where none is large enough."""
+
+    def generate(context, builder, signature, arguments):
+        array, offset, value = arguments
+        halves = builder.fptrunc(value, ir.VectorType(_HALF, WIDTH))
+        pointer = _pointer(context, builder, signature.args[0], array, offset, halves.type)
+        builder.store(halves, pointer, align=1)
+        return context.get_dummy_value()
+
+    return types.void(memory, types.int64, lanes), generate
+
+
+@intrinsic
+def load_e4m3(typing_context, memory, offset):
+    """Eight E4M3, each 2⁻⁸ of its value; NaN is NaN."""
+
+    def generate(context, builder, signature, arguments):
+        stored = _load(context, builder, signature, arguments, _I8)
+        wide = builder.zext(stored, ir.VectorType(_I16, WIDTH))
+        sign = builder.shl(builder.and_(wide, _same(_I16, 0x80)), _same(_I16, 8))
+        rest = builder.and_(wide, _same(_I16, 0x7F))
+        bits = builder.or_(sign, builder.shl(rest, _same(_I16, 7)))
+        is_nan = builder.icmp_unsigned("==", rest, _same(_I16, 0x7F))
+        bits = builder.select(is_nan, _same(_I16, 0x7E00), bits)
+        return builder.fpext(builder.bitcast(bits, ir.VectorType(_HALF, WIDTH)), _LANES)
+
+    return lanes(memory, types.int64), generate
+
+
+def _store_halves(builder, halves, factor, target, at):
+    """Eight halves times a splat, as float32."""
+    value = builder.fmul(builder.fpext(halves, _LANES), factor)
+    builder.store(value, builder.gep(target, [_I64(at)]), align=1)
+
+
+@intrinsic
+def store_e4m3(typing_context, memory, offset, target, target_offset, step):
+    """Sixteen E4M3 times 2⁻⁸ · `step`, as float32 at `target`; NaN is NaN."""
+
+    def generate(context, builder, signature, arguments):
+        _, _, target, target_offset, step = arguments
+        count = 2 * WIDTH
+
+        def same(value):
+            return _same(_I16, value, count)
+
+        stored = _load(context, builder, signature, arguments, _I8, count)
+        wide = builder.shl(builder.zext(stored, ir.VectorType(_I16, count)), same(8))
+        # Exponent and mantissa move by one place, the sign stays.
+        bits = builder.and_(builder.ashr(wide, same(1)), same(0xBFFF - 0x10000))
+        is_nan = builder.icmp_unsigned("==", builder.and_(wide, same(0x7F00)), same(0x7F00))
+        bits = builder.or_(bits, builder.sext(is_nan, bits.type))
+        halves = builder.bitcast(bits, ir.VectorType(_HALF, count))
+        pointer = _pointer(context, builder, signature.args[2], target, target_offset, _LANES)
+        factor = _splat(builder, step)
+        for part in range(2):
+            piece = _slice(builder, halves, part * WIDTH, WIDTH)
+            _store_halves(builder, piece, factor, pointer, part)
+        return context.get_dummy_value()
+
+    return types.void(memory, types.int64, target, types.int64, types.float32), generate
+
+
+@intrinsic
+def store_e2m1(typing_context, memory, offset, target, target_offset, first, second):
+    """Two times sixteen E2M1 of sixteen bytes, low nibble first, the sixteen times 2⁻¹⁴ · `first`
+    and times 2⁻¹⁴ · `second`, as float32 at `target`.
+
+    A byte holds two codes; as the two bytes of a 16-bit number, low nibble in the lower, they are
+    in order. A code's sign, exponent and mantissa then move to where a half's upper byte has them,
+    and a zero byte is put before each.
+    """
+
+    def generate(context, builder, signature, arguments):
+        _, _, target, target_offset, first, second = arguments
+        count = 2 * WIDTH
+
+        def same(value):
+            return _same(_I16, value, count)
+
+        stored = _load(context, builder, signature, arguments, _I8, count)
+        wide = builder.zext(stored, ir.VectorType(_I16, count))
+        pairs = builder.or_(wide, builder.shl(wide, same(4)))
+        sign = builder.and_(builder.shl(pairs, same(4)), same(0x8080 - 0x10000))
+        # The upper nibble of the lower byte still holds the second code: the mask leaves it out.
+        rest = builder.and_(builder.shl(pairs, same(1)), same(0x0E0E))
+        upper = builder.bitcast(builder.or_(sign, rest), ir.VectorType(_I8, 2 * count))
+        factors = _splat(builder, first), _splat(builder, second)
+        pointer = _pointer(context, builder, signature.args[2], target, target_offset, _LANES)
+        zeros = _same(_I8, 0, 2 * count)
+        for part in range(2):
+            # Eight bytes of each half of the register: one instruction on AVX2.
+            picks = [
+                pick
+                for half in range(2)
+                for byte in range(WIDTH)
+                for pick in (0, 2 * count + half * count + part * WIDTH + byte)
+            ]
+            mask = ir.Constant(ir.VectorType(_I32, 2 * count), [_I32(pick) for pick in picks])
+            bits = builder.shuffle_vector(zeros, upper, mask)
+            halves = builder.bitcast(bits, ir.VectorType(_HALF, count))
+            for half, factor in enumerate(factors):
+                piece = _slice(builder, halves, half * WIDTH, WIDTH)
+                _store_halves(builder, piece, factor, pointer, half * 2 + part)
+        return context.get_dummy_value()
+
+    kinds = (memory, types.int64, target, types.int64, types.float32, types.float32)
+    return types.void(*kinds), generate
+
+
+@intrinsic
+def prefetch(typing_context, memory, offset):
+    """Ask for the cache line at `offset`, which need not exist."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = _pointer(context, builder, signature.args[0], *arguments, _I8)
+        kinds = [_I8.as_pointer(), _I32, _I32, _I32]
+        function = get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
+        )
+        builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(memory, types.int64), generate

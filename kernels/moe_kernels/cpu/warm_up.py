@@ -1,0 +1,87 @@
+"""One small call of every kernel, with the types of arguments that a model's calls will have.
+
+Neighbour: `moe_kernels.warm_up` runs them; what is called are the contracts, so that nothing is
+compiled here that a step would not use.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from moe_kernels.activation import gated
+from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.kv_formats import HeadsShape, KvFormat
+from moe_kernels.kv_pages import allocate_pages, append
+from moe_kernels.linear import linear
+from moe_kernels.norm_rope import rms_norm, rope
+from moe_kernels.paged_attention import paged_attention
+from moe_kernels.permute import sort_by_slot
+from moe_kernels.warm_up import Needs, Step
+
+_WIDTH = 16
+_MANY_TOKENS = 1 << 13
+"""Enough for a second thread."""
+
+
+def steps(needs: Needs) -> list[Step]:
+    """In a fixed order, the longest first."""
+    dtypes = sorted(needs.dtypes, key=str)
+    return [
+        Step("attention", _attention),
+        Step("kv cache", _append),
+        *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
+        *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),
+        *(Step(f"norm {_short(dtype)}", partial(_norm, dtype)) for dtype in dtypes),
+        Step("rope", _rope),
+        Step("activation", lambda: gated(torch.zeros(1, 2 * _WIDTH), needs.act)),
+        Step("sort", lambda: sort_by_slot(torch.zeros(1, 1, dtype=torch.int64), 1)),
+    ]
+
+
+def _attention() -> None:
+    """Of every format, shape and kind of layer: they are numbers to the kernels, not types."""
+    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), 1, 16)
+    for num_sequences in (1, 2 * torch.get_num_threads()):  # without and with other threads
+        plan = plan_attention([AttentionRows(0, 1, [0])] * num_sequences, 16)
+        paged_attention(torch.zeros(num_sequences, 1, _WIDTH), pages, plan)
+
+
+def _append() -> None:
+    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), _MANY_TOKENS // 16, 16)
+    for num_tokens in (1, _MANY_TOKENS):
+        x = torch.zeros(num_tokens, 1, _WIDTH)
+        append(pages, x, x, torch.arange(num_tokens))
+
+
+def _experts(dtype: torch.dtype, needs: Needs) -> None:
+    w13 = torch.zeros(1, 2 * _WIDTH, _WIDTH, dtype=dtype)
+    biases = (w13[:, :, 0], w13[:, :_WIDTH, 0]) if needs.bias else (None, None)
+    expert_mlp(
+        torch.zeros(1, _WIDTH),
+        torch.tensor([0, 1]),
+        w13,
+        w13[:, :_WIDTH],
+        act=needs.act,
+        b13_S2I=biases[0],
+        b2_SH=biases[1],
+    )
+
+
+def _linear(dtype: torch.dtype) -> None:
+    linear(torch.zeros(1, _WIDTH), torch.zeros(1, _WIDTH, dtype=dtype))
+
+
+def _norm(dtype: torch.dtype) -> None:
+    rms_norm(torch.zeros(1, _WIDTH), torch.zeros(_WIDTH, dtype=dtype), 1e-6)
+
+
+def _rope() -> None:
+    table = torch.zeros(1, _WIDTH // 2)
+    rope(torch.zeros(1, 1, _WIDTH), table, table)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,1 @@
+"""The operations in plain torch: the oracle, on any device."""

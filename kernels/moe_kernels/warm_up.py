@@ -1,0 +1,61 @@
+"""Compile what a model will need before the first request does.
+
+Kernels are compiled by the types of their arguments, not by shapes: one small call of each is
+enough, and it takes the same path as a step. Implementations that compile nothing have nothing to
+do here. What was compiled before, in this process or by way of the cache on disk, is only loaded.
+Neighbours: `implementation` says whose kernels; the worker turns its model's description into
+`Needs` and reports the progress before it says that it is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+from moe_kernels.activation import SILU, Activation
+from moe_kernels.implementation import chosen
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model's calls have in common, as far as it makes a kernel another one."""
+
+    dtypes: frozenset[torch.dtype]
+    """Of weights; routers and norms may keep float32 beside the rest."""
+    act: Activation = SILU
+    bias: bool = False
+    """Whether experts have biases."""
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    run: Callable[[], object]
+
+
+Report = Callable[[int, int, str, float], None]
+"""Steps done, steps in all, the name of the one that just ended and the seconds it took."""
+
+
+def warm_up(needs: Needs, report: Report) -> float:
+    """Compile or load everything for `needs`; the seconds it took."""
+    begin = time.monotonic()
+    steps = _steps(needs)
+    for done, step in enumerate(steps, start=1):
+        start = time.monotonic()
+        step.run()
+        report(done, len(steps), step.name, time.monotonic() - start)
+    return time.monotonic() - begin
+
+
+def _steps(needs: Needs) -> list[Step]:
+    module = f"moe_kernels.{chosen()}.warm_up"
+    if find_spec(module) is None:
+        return []
+    steps: list[Step] = import_module(module).steps(needs)
+    return steps

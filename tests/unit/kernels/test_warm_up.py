@@ -1,0 +1,90 @@
+"""After the warm-up a step compiles nothing, whatever its shapes; progress is told step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moe_kernels import implementation
+from moe_kernels.activation import SwigluOai, gated
+from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
+from moe_kernels.kv_pages import LayerScales, allocate_pages, append
+from moe_kernels.linear import linear
+from moe_kernels.norm_rope import rms_norm, rope
+from moe_kernels.paged_attention import paged_attention
+from moe_kernels.permute import sort_by_slot
+from moe_kernels.warm_up import Needs, warm_up
+
+pytestmark = pytest.mark.skipif(
+    "cpu" not in implementation.available(), reason="numba is not installed"
+)
+NEEDS = Needs(frozenset({torch.bfloat16, torch.float32}), SwigluOai(), bias=True)
+
+
+def a_layer(tokens: int, hidden: int, inner: int) -> None:
+    x = torch.ones(tokens, hidden)
+    gate, w13, w2 = (
+        torch.ones(shape, dtype=torch.bfloat16)
+        for shape in [(3, hidden), (3, 2 * inner, hidden), (3, hidden, inner)]
+    )
+    linear(rms_norm(x, gate[0], 1e-6), gate)
+    linear(x, gate.float())
+    rope(x.view(tokens, 2, -1), torch.ones(tokens, 2), torch.ones(tokens, 2))
+    gated(x, NEEDS.act)
+    order, offsets = sort_by_slot(torch.arange(tokens).view(-1, 1) % 3, 3)
+    expert_mlp(x[order], offsets, w13, w2, act=NEEDS.act, b13_S2I=w13[:, :, 0], b2_SH=w2[:, :, 0])
+
+
+def a_cache(name: KvFormatName, shape: HeadsShape, tokens: int) -> None:
+    vectors = torch.ones(shape.kv_heads, shape.head_dim)
+    scales = LayerScales(key_center_ND=vectors, key_channel_ND=vectors)
+    pages = allocate_pages(KvFormat(name), shape, 40, 16, scales=scales)
+    k = torch.ones(tokens, shape.kv_heads, shape.head_dim)
+    append(pages, k, k, torch.arange(tokens))
+    plan = plan_attention([AttentionRows(0, tokens, range(40))], 16)
+    paged_attention(k, pages, plan, window=20, sinks_H=vectors[:, 0])
+
+
+def test_nothing_is_left_to_compile_in_a_step() -> None:
+    from moe_kernels.cpu import attention, grouped_gemm, kv_encode, linear, norm_rope, permute
+
+    kernels = [
+        linear.linear_product,
+        grouped_gemm.expert_rows,
+        norm_rope.norm_rows,
+        norm_rope.turn_rows,
+        permute.place_pairs,
+        attention.attend_range,
+        attention.attend_parallel,
+        kv_encode.encode_range,
+        kv_encode.encode_parallel,
+    ]
+    with implementation.using("cpu"):
+        warm_up(NEEDS, lambda *progress: None)
+        before = [list(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
+        a_cache("nvfp4", HeadsShape(2, 64), 1)
+        a_cache("k8v4", HeadsShape(3, 32), 600)
+        a_layer(1, 8, 6)
+        a_layer(40, 300, 130)
+    after = [list(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
+    assert after == before
+
+
+def test_progress_names_each_step_once_and_ends_complete() -> None:
+    told: list[tuple[int, int, str]] = []
+    with implementation.using("cpu"):
+        warm_up(NEEDS, lambda done, total, name, seconds: told.append((done, total, name)))
+    total = told[0][1]
+    assert [done for done, _, _ in told] == list(range(1, total + 1))
+    assert {of for _, of, _ in told} == {total}
+    assert len({name for _, _, name in told}) == total
+    assert "experts bfloat16" in {name for _, _, name in told}
+
+
+def test_the_reference_has_nothing_to_compile() -> None:
+    told: list[str] = []
+    with implementation.using("reference"):
+        warm_up(NEEDS, lambda done, total, name, seconds: told.append(name))
+    assert told == []
