@@ -22,6 +22,8 @@ HONOURED = frozenset(
         "model.dtype",
         "model.maxModelLen",
         "parallelism.expert",
+        "worker.batchInvariant",
+        "worker.kernels",
         "worker.image",
         "worker.resources.limits",
         "worker.resources.requests",

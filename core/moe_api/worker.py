@@ -16,6 +16,7 @@ from moe_api.document import Document, Part
 
 Carrier = Literal["tcp", "gloo", "nccl"]
 _TRANSPORTS = {"cpu": ("auto", "tcp", "gloo"), "cuda": ("auto", "nccl")}
+_KERNELS = {"cpu": ("auto", "cpu", "reference"), "cuda": ("auto", "gpu", "reference")}
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 
@@ -74,6 +75,10 @@ class WorkerConfig(Document):
     device: Literal["cpu", "cuda"] = "cpu"
     transport: Literal["auto", "tcp", "gloo", "nccl"] = "auto"
     """What carries bytes between ranks: on CPUs tcp (auto) or gloo, on GPUs nccl (auto)."""
+    kernels: Literal["auto", "reference", "cpu", "gpu"] = "auto"
+    """Whose operations compute: auto is the fastest on the device, reference is plain torch."""
+    batch_invariant: bool = True
+    """A token's numbers depend on its own inputs alone; off allows faster library products."""
     drain_seconds: Natural = 60
     operation_timeout_seconds: float = Field(default=5.0, gt=0, allow_inf_nan=False)
     """Deadline of one agree, dispatch or combine; also the process group's time-out."""
@@ -84,6 +89,16 @@ class WorkerConfig(Document):
         if self.transport not in fitting:
             raise ValueError(
                 f"transport {self.transport} does not work with device {self.device}, "
+                f"use {' or '.join(fitting)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kernels_fit_device(self) -> Self:
+        fitting = _KERNELS[self.device]
+        if self.kernels not in fitting:
+            raise ValueError(
+                f"kernels {self.kernels} do not work with device {self.device}, "
                 f"use {' or '.join(fitting)}"
             )
         return self

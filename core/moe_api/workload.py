@@ -159,6 +159,8 @@ class Worker(Block):
 
     batch_invariant: bool = True
     """Answers do not depend on what else runs; false allows faster kernels that may differ."""
+    kernels: Literal["auto", "reference"] = "auto"
+    """Whose operations compute: the fastest on the device, or plain torch to compare with."""
     image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Image of the worker; when absent, the one the operator was installed with."""
     resources: Resources = Resources()

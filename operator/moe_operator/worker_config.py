@@ -87,6 +87,8 @@ def worker_config(name: str, spec: MoEDeploymentSpec) -> WorkerConfig:
                 key_file=_key_file(spec),
             ),
             "device": "cpu" if spec.worker.accelerator is None else "cuda",
+            "kernels": spec.worker.kernels,
+            "batchInvariant": spec.worker.batch_invariant,
             "drainSeconds": spec.disruption.drain_seconds,
         }
     )

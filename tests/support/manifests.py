@@ -100,6 +100,7 @@ def every_field_spec() -> dict[str, Any]:
         "parallelism": {"expert": 4},
         "worker": {
             "batchInvariant": False,
+            "kernels": "reference",
             "image": "example.org/worker:1",
             "resources": {
                 "limits": {"memory": "2Gi", "cpu": 2},

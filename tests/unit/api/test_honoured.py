@@ -45,7 +45,7 @@ def test_honoured_spec_has_ignored_fields_at_their_defaults() -> None:
     assert acted_on.kv_cache.dtype == "k8v4"
     assert acted_on.topology.pack is None
     assert acted_on.topology.levels == spec.topology.levels
-    assert acted_on.worker == spec.worker.model_copy(update={"batch_invariant": True})
+    assert acted_on.worker == spec.worker
 
 
 def test_honoured_leaves_an_honoured_spec_alone() -> None:

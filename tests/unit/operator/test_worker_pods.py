@@ -104,6 +104,14 @@ def test_every_field_of_the_cache_reaches_the_worker() -> None:
     assert worker_config("d", spec()).kv == KvConfig()
 
 
+def test_how_the_model_is_computed_reaches_the_worker() -> None:
+    config = worker_config("d", spec(worker={"batchInvariant": False, "kernels": "reference"}))
+    assert (config.batch_invariant, config.kernels) == (False, "reference")
+    usual = worker_config("d", spec())
+    assert (usual.batch_invariant, usual.kernels) == (True, "auto")
+    assert hash_of(worker={"batchInvariant": False}) != hash_of()
+
+
 def test_later_overlays_win():
     operator_wide = {
         "metadata": {"labels": {"team": "ops"}},
