@@ -77,18 +77,20 @@ def expert_rows(
     inner_PI = np.empty((num_owned, w2_SHI.shape[1]), np.float32)
     if threads == 1:
         _round_part(0, 1, rows_PH, w13_SIH, x_PH)
-        _up(0, 1, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI, inner_PI)
-        _down(0, 1, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
+        up_part(
+            0, 1, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI, inner_PI
+        )
+        down_part(0, 1, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
         return
     for part in prange(threads):
         _round_part(np.int64(part), threads, rows_PH, w13_SIH, x_PH)
     for part in prange(threads):
-        _up(
+        up_part(
             np.int64(part), threads, x_PH, offsets, w13_SIH, b13_SI,
             is_silu, limit, alpha, both_P2I, w2_SHI, inner_PI,
         )  # fmt: skip
     for part in prange(threads):
-        _down(np.int64(part), threads, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
+        down_part(np.int64(part), threads, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
 
 
 @compiled
@@ -98,7 +100,7 @@ def _round_part(part: Index, parts: int, rows_PH: Array, w_SIH: Array, x_PH: Arr
 
 
 @compiled
-def _up(
+def up_part(
     part: Index,
     parts: int,
     x_PH: Array,
@@ -130,7 +132,7 @@ def _up(
 
 
 @compiled
-def _down(
+def down_part(
     part: Index,
     parts: int,
     inner_PI: Array,

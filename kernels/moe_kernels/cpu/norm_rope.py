@@ -48,14 +48,14 @@ def rope(x_TND: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
 @parallel
 def norm_rows(x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array, threads: int) -> None:
     if threads == 1:
-        _norm_part(0, 1, x_TH, weight_H, eps, y_TH)
+        norm_part(0, 1, x_TH, weight_H, eps, y_TH)
     else:
         for part in prange(threads):
-            _norm_part(np.int64(part), threads, x_TH, weight_H, eps, y_TH)
+            norm_part(np.int64(part), threads, x_TH, weight_H, eps, y_TH)
 
 
 @compiled
-def _norm_part(
+def norm_part(
     part: Index, parts: int, x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array
 ) -> None:
     rows, hidden = x_TH.shape
