@@ -7,10 +7,11 @@ comes from the host (`overlay`). The tiny model appears where the worker image h
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
-from devcluster.build import CHECKOUT
+from devcluster.build import CHECKOUT, cache_folder
 from devcluster.images import HOST_IMAGE
 from devcluster.overlay import host_overlay
 
@@ -19,12 +20,15 @@ MODEL_MOUNT = "/models/tiny-moe"
 USER = 65532
 
 
-def values(checkout: Path = CHECKOUT) -> dict[str, Any]:
-    """Values for `helm install`, to be written to a file with `write`."""
+def values(checkout: Path = CHECKOUT, kernels_folder: Path | None = None) -> dict[str, Any]:
+    """Values for `helm install`, to be written to a file with `write`.
+
+    `kernels_folder` is a folder of USER's where all workers of the machine keep compiled kernels.
+    """
     program = checkout / ".venv" / "bin"
     operator = host_overlay("operator", checkout=checkout)["spec"]
     container = operator["containers"][0]
-    worker = host_overlay("worker", checkout=checkout)
+    worker = host_overlay("worker", checkout=checkout, cache_folder=kernels_folder)
     # The real image names its user; the host's image has none.
     worker["spec"]["securityContext"] = {"runAsUser": USER, "runAsGroup": USER}
     worker["spec"]["containers"][0]["command"] = [str(program / "moe-worker")]
@@ -48,5 +52,14 @@ def values(checkout: Path = CHECKOUT) -> dict[str, Any]:
 
 def write(file: Path, checkout: Path = CHECKOUT) -> Path:
     """Write the values where helm can read them (JSON is YAML)."""
-    file.write_text(json.dumps(values(checkout), indent=1))
+    file.write_text(json.dumps(values(checkout, shared_kernels_folder()), indent=1))
     return file
+
+
+def shared_kernels_folder() -> Path:
+    """In the user's cache, made for USER: a kernel is then compiled once on this machine."""
+    folder = cache_folder() / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.geteuid() == 0:
+        os.chown(folder, USER, USER)
+    return folder

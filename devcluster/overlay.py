@@ -17,6 +17,8 @@ from devcluster.errors import Unsupported
 from devcluster.images import HOST_IMAGE
 
 SOURCE_ROOTS = ("core", "operator", "worker", "kernels")
+KERNELS_DIR = "/var/cache/moe-kernels"
+"""Where the operator's pods look for compiled kernels (`moe_api.names`)."""
 # The linker's index of libraries outside of its built-in folders, and Debian's choices.
 SYSTEM_FILES = (Path("/etc/ld.so.cache"), Path("/etc/alternatives"))
 
@@ -48,7 +50,6 @@ def host_overlay(
     ]
     variables = {
         "HOME": "/tmp",
-        "NUMBA_CACHE_DIR": "/tmp/numba",
         "PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": ":".join(str(checkout / root) for root in SOURCE_ROOTS),
@@ -57,8 +58,7 @@ def host_overlay(
     }
     if cache_folder is not None:
         volumes.append(_volume("compiled", cache_folder))
-        mounts.append({"name": "compiled", "mountPath": str(cache_folder)})
-        variables["NUMBA_CACHE_DIR"] = str(cache_folder)
+        mounts.append({"name": "compiled", "mountPath": KERNELS_DIR})
     overlaid = {
         "name": container,
         "image": HOST_IMAGE,

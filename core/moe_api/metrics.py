@@ -118,6 +118,11 @@ LOAD_PEAK_BYTES = Metric(
 KERNELS_INFO = Metric(
     "moe_kernels_info", Gauge, "1 for the kernel implementation in use.", ("implementation",)
 )
+WARM_UP_SECONDS = Metric(
+    "moe_kernels_warm_up_seconds",
+    Gauge,
+    "Time that compiling or loading the kernels took at this start; 0 until they are ready.",
+)
 
 # Worker: steps, experts, exchange.
 STEP_SECONDS = Metric(
@@ -234,6 +239,7 @@ WORKER: tuple[AnyMetric, ...] = (
     CHECKPOINT_READ_BYTES,
     LOAD_PEAK_BYTES,
     KERNELS_INFO,
+    WARM_UP_SECONDS,
     STEP_SECONDS,
     EXPERT_TOKENS,
     RANK_TOKENS,

@@ -44,6 +44,8 @@ CONTROL_TOKEN_DIR = "/etc/moe/control"
 CONTROL_TOKEN_FILE = "token"
 API_KEY_DIR = "/etc/moe/api"
 API_KEY_FILE = "key"
+KERNELS_DIR = "/var/cache/moe-kernels"
+"""Where a pod keeps compiled kernels; a mount of the user's at this path takes the place of it."""
 
 # Identity handed to a worker process by the operator (downward API where Kubernetes knows it).
 ENV_NAMESPACE = "MOE_NAMESPACE"
@@ -53,6 +55,8 @@ ENV_MEMBER = "MOE_MEMBER"
 ENV_POD_NAME = "MOE_POD_NAME"
 ENV_POD_UID = "MOE_POD_UID"
 ENV_POD_IP = "MOE_POD_IP"
+ENV_KERNELS_CACHE = "MOE_KERNELS_CACHE"
+"""Folder of compiled kernels; without kernels for this build it is filled from the image's."""
 
 # Control routes of a worker (own listener, bearer token).
 CONTROL_PLAN = "/control/v1/plan"

@@ -149,11 +149,22 @@ class KvState(Part):
     """Per layer, relative L2 error of the newest sample; null before the first."""
 
 
+class WarmUpState(Part):
+    """How far the kernels are that are compiled, or loaded, before this worker can join a group."""
+
+    done: int
+    total: int
+    step: str
+    """Under way now."""
+
+
 class WorkerState(Document):
     incarnation: str
     member: int
     phase: WorkerPhase
     model: ModelShape | None = None
+    warm_up: WarmUpState | None = None
+    """Absent once all kernels are ready."""
     generation: int = 0
     applied_epoch: int = 0
     staged_epoch: int = 0

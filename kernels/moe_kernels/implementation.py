@@ -7,7 +7,7 @@ of the implementation, as in `moe_kernels/cpu/linear.py`. Where an implementatio
 function the contract's body runs, so that one can grow operation by operation.
 
 `reference` is plain torch, the oracle, on any device; `cpu` is compiled by numba; `gpu` is Triton.
-Nothing of an implementation is imported before it is chosen and called.
+Nothing of an implementation is imported before it is chosen.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ NAMES: tuple[Name, ...] = get_args(Name)
 VARIABLE = "MOE_KERNELS"
 
 _NEEDS: dict[Name, str] = {"cpu": "numba", "gpu": "triton"}
+_DEVICES: dict[str, tuple[Name, ...]] = {"cpu": ("reference", "cpu"), "cuda": ("reference", "gpu")}
+"""What auto chooses from, the fastest last."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,12 +49,25 @@ def chosen() -> Name:
     return _chosen or select(os.environ.get(VARIABLE) or "reference")
 
 
-def select(wanted: str) -> Name:
-    """Put one in force for the whole process: a name, or auto for the fastest that runs here."""
+def select(wanted: str, device: str | None = None) -> Name:
+    """Put one in force for the whole process: a name, or auto for the fastest that runs here.
+
+    With a `device` (cpu, cuda) auto chooses among those that compute on it.
+
+    Raises:
+        UnknownImplementation, ImplementationUnavailable: with the names that can be given.
+    """
     global _chosen
-    _chosen = _fastest() if wanted == "auto" else _named(wanted)
-    log.info("kernels: %s", _chosen)
+    _chosen = _fastest(device) if wanted == "auto" else _named(wanted)
+    log.info("kernels: %s", description())
     return _chosen
+
+
+def description() -> str:
+    """The one in force, and how it uses this machine where it has something to say about that."""
+    name = chosen()
+    own = _own(name, "machine", "description")
+    return name if own is None else f"{name}, {own()}"
 
 
 @contextmanager
@@ -105,8 +120,15 @@ def _named(wanted: str) -> Name:
     raise UnknownImplementation(f"kernels {wanted!r}: must be auto, {', '.join(NAMES)}")
 
 
-def _fastest() -> Name:
-    return available()[-1]
+def _fastest(device: str | None) -> Name:
+    candidates = NAMES if device is None else _DEVICES[device]
+    for name in reversed(candidates):
+        hindrance = _hindrance(name)
+        if hindrance is None:
+            return name
+        if device is not None:
+            log.warning("kernels %s are not used: %s", name, hindrance)
+    raise AssertionError("the reference runs everywhere")
 
 
 def _hindrance(name: Name) -> str | None:
@@ -117,6 +139,10 @@ def _hindrance(name: Name) -> str | None:
         return "this build does not have it"
     if find_spec(_NEEDS[name]) is None:
         return f"needs the package {_NEEDS[name]}, which is not installed"
+    try:
+        import_module(_NEEDS[name])
+    except ImportError as error:
+        return f"the package {_NEEDS[name]} cannot be imported: {error}"
     if name == "gpu":
         # The one thing here that needs torch, and only where GPU kernels could run at all.
         import torch

@@ -4,7 +4,8 @@ Kernels are compiled by the types of their arguments, not by shapes: one small c
 enough, and it takes the same path as a step. Implementations that compile nothing have nothing to
 do here. What was compiled before, in this process or by way of the cache on disk, is only loaded.
 Neighbours: `implementation` says whose kernels; the worker turns its model's description into
-`Needs` and reports the progress before it says that it is ready.
+`Needs`, goes through the steps beside everything else that it has to do at its start, and tells how
+far it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 
 import torch
 
-from moe_kernels.activation import SILU, Activation
+from moe_kernels.activation import SILU, Activation, SwigluOai
 from moe_kernels.implementation import chosen
 
 
@@ -30,6 +31,13 @@ class Needs:
     act: Activation = SILU
     bias: bool = False
     """Whether experts have biases."""
+
+
+EVERY_NEED = (
+    Needs(frozenset({torch.bfloat16, torch.float16, torch.float32})),
+    Needs(frozenset({torch.bfloat16, torch.float16, torch.float32}), SwigluOai(), bias=True),
+)
+"""Of all models that there are, together."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ Report = Callable[[int, int, str, float], None]
 def warm_up(needs: Needs, report: Report) -> float:
     """Compile or load everything for `needs`; the seconds it took."""
     begin = time.monotonic()
-    steps = _steps(needs)
+    steps = warm_up_steps(needs)
     for done, step in enumerate(steps, start=1):
         start = time.monotonic()
         step.run()
@@ -53,7 +61,8 @@ def warm_up(needs: Needs, report: Report) -> float:
     return time.monotonic() - begin
 
 
-def _steps(needs: Needs) -> list[Step]:
+def warm_up_steps(needs: Needs) -> list[Step]:
+    """Of the implementation in force, in the order in which they are best run; perhaps none."""
     module = f"moe_kernels.{chosen()}.warm_up"
     if find_spec(module) is None:
         return []

@@ -125,7 +125,16 @@ def _not_serving(pod: PodView) -> str:
     if pod.state.phase == "Serving":
         return ""
     error = f": {pod.state.last_error}" if pod.state.last_error else ""
-    return f"its worker is {pod.state.phase.value}{error}"
+    warm_up = pod.state.warm_up
+    compiling = (
+        ""
+        if warm_up is None
+        else (
+            f", its kernels are compiled or loaded: {warm_up.done} of {warm_up.total} are ready, "
+            f"{warm_up.step} is under way"
+        )
+    )
+    return f"its worker is {pod.state.phase.value}{compiling}{error}"
 
 
 def _progressing(report: Report) -> Truth:

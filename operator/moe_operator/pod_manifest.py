@@ -25,6 +25,8 @@ from moe_operator.worker_config import MODEL_MOUNT_DIR, model_source, worker_con
 EXIT_SECONDS = 10
 """What a pod gets beyond its drain to close and exit."""
 SHM_LIMIT = "1Gi"
+KERNELS_LIMIT = "1Gi"
+"""Kernels take some megabytes for each build and kind of processor."""
 PROBE_SECONDS = 2
 Manifest = dict[str, Any]
 
@@ -247,6 +249,7 @@ def _env(owner: Owner) -> list[Manifest]:
     }
     return [
         {"name": names.ENV_DEPLOYMENT, "value": owner.name},
+        {"name": names.ENV_KERNELS_CACHE, "value": names.KERNELS_DIR},
         *(
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
             for name, path in from_pod.items()
@@ -295,6 +298,7 @@ def _volumes(
         },
         {"name": "moe-shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHM_LIMIT}},
         {"name": "moe-tmp", "emptyDir": {}},
+        {"name": "moe-kernels", "emptyDir": {"sizeLimit": KERNELS_LIMIT}},
     ]
     api_key = spec.api.key_secret_ref
     if api_key is not None:
@@ -314,6 +318,7 @@ def _mounts(spec: MoEDeploymentSpec) -> list[Manifest]:
         {"name": "moe-control", "mountPath": names.CONTROL_TOKEN_DIR, "readOnly": True},
         {"name": "moe-shm", "mountPath": "/dev/shm"},
         {"name": "moe-tmp", "mountPath": "/tmp"},
+        {"name": "moe-kernels", "mountPath": names.KERNELS_DIR},
     ]
     if spec.api.key_secret_ref is not None:
         mount = {"name": "moe-api-key", "mountPath": names.API_KEY_DIR, "readOnly": True}

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from moe_kernels import implementation
+from moe_kernels.implementation import ImplementationUnavailable, UnknownImplementation
 from moe_kernels.kv_formats import KvFormatError
 from moe_worker.api.served_model import ServedModel
 from moe_worker.engine.engine import Engine
@@ -42,6 +44,10 @@ def assemble(
     """The engine, and what the public API needs of the model; None when it can not be served."""
     torch.set_num_threads(settings.threads)
     config = settings.config
+    try:
+        metrics.kernels(implementation.select(config.kernels, config.device))
+    except (ImplementationUnavailable, UnknownImplementation) as error:
+        return _failed(settings, "KernelsUnavailable", str(error)), None
     path = Path(config.model.path)
     try:
         arch = load_architecture(path).held_in(config.model.dtype)
@@ -51,7 +57,6 @@ def assemble(
         return _failed(settings, error.reason, str(error)), None
     except (TokenizerUnreadable, TemplateUnreadable) as error:
         return _failed(settings, ModelUnreadable.reason, str(error)), None
-    metrics.kernels("reference")
     engine_settings = EngineSettings(
         config=config,
         member=settings.identity.member,

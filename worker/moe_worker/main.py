@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import json
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ Serve a Mixture-of-Experts model with its experts spread over a group of workers
   moe-worker local   a whole group on this machine, no Kubernetes: start here
   moe-worker serve   one member of a group; the operator runs this in each pod
   moe-worker bench   measure a server of OpenAI's API, this one or another
+  moe-worker warm-up compile the kernels ahead, into the cache that later starts load from
 """
 SERVE_DESCRIPTION = f"""\
 Run one worker. It reads its configuration and its model, then waits for a plan on the control port;
@@ -88,6 +90,7 @@ def build_parser(
         ("serve", "run one member of a group", _add_serve),
         ("local", "run a whole group on this machine", _add_local),
         ("bench", "measure a server of OpenAI's API", _add_bench),
+        ("warm-up", "compile the kernels ahead", _add_warm_up),
     ):
         added = commands.add_parser(
             name, help=meaning, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -154,6 +157,15 @@ def _add_serve(parser: argparse.ArgumentParser, environment: Mapping[str, str]) 
         default=1,
         help="threads of one tensor operation (default: %(default)s)",
     )
+    from moe_kernels.implementation import NAMES, VARIABLE
+
+    parser.add_argument(
+        "--kernels",
+        choices=("auto", *NAMES),
+        default=environment.get(VARIABLE) or None,
+        help="whose operations compute: the fastest on the device (auto), compiled for this "
+        f"processor (cpu), plain torch (reference) (default: {VARIABLE}, else as --config says)",
+    )
     parser.add_argument(
         "--log-level", choices=LOG_LEVELS, default="info", help="default: %(default)s"
     )
@@ -173,6 +185,14 @@ def _add_bench(parser: argparse.ArgumentParser, environment: Mapping[str, str]) 
     parser.description = bench.__doc__
     bench.add_arguments(parser, environment)
     parser.set_defaults(run=bench.run)
+
+
+def _add_warm_up(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    from moe_worker import warm_up
+
+    parser.description = warm_up.__doc__
+    warm_up.add_arguments(parser)
+    parser.set_defaults(run=warm_up.run)
 
 
 def _serve(parsed: argparse.Namespace) -> int:
@@ -201,6 +221,7 @@ def serve_settings(parsed: argparse.Namespace) -> ServeSettings:
         UsageError: naming the flag or file, and the way out.
     """
     config, token = _read_config(parsed.config), _read_token(parsed.control_token_file)
+    config = _with_kernels(config, parsed.kernels)
     host = parsed.host or _any_address(parsed.address)
     from moe_worker.serve import Identity, ServeSettings
 
@@ -231,6 +252,17 @@ def _read_config(path: Path) -> WorkerConfig:
         raise UsageError(f"--config: can not read {path}: {error.strerror}") from error
     except DocumentError as error:
         raise UsageError(f"--config: {path}: {error}") from error
+
+
+def _with_kernels(config: WorkerConfig, kernels: str | None) -> WorkerConfig:
+    from moe_api.document import DocumentError
+
+    if kernels is None:
+        return config
+    try:
+        return type(config).from_json(json.dumps({**config.to_wire(), "kernels": kernels}))
+    except DocumentError as error:
+        raise UsageError(f"--kernels: {error}") from error
 
 
 def _read_token(path: Path) -> str:

@@ -50,12 +50,16 @@ class WorkerMetrics:
         self._migrated = declared.register(declared.MIGRATION_BYTES, registry)
         self._stall = declared.register(declared.SWAP_STALL, registry)
         self._kernels = declared.register(declared.KERNELS_INFO, registry)
+        self._warm_up = declared.register(declared.WARM_UP_SECONDS, registry)
         self._checkpoint_read = declared.register(declared.CHECKPOINT_READ_BYTES, registry)
         self._load_peak = declared.register(declared.LOAD_PEAK_BYTES, registry)
 
     def loaded(self, read_bytes: int, peak_bytes: int) -> None:
         self._checkpoint_read.set(read_bytes)
         self._load_peak.set(peak_bytes)
+
+    def warmed_up(self, seconds: float) -> None:
+        self._warm_up.set(seconds)
 
     def step(self, phase: StepPhase, seconds: float) -> None:
         self._step.labels(phase).observe(seconds)

@@ -2,8 +2,10 @@
 
 numba follows a change of the file a kernel is in, but not of the files it calls into, so the folder
 is named for everything that a kernel is made of: an upgrade begins an empty one and never loads
-stale code. A folder that cannot be written is not given up when it holds kernels, as one baked into
-an image does: they are copied to a private folder that ends with the process.
+stale code. Kernels that an image brings (MOE_KERNELS_READY) are put into a new folder before it is
+used; they fit the kind of processor they were compiled on, elsewhere they are compiled anew beside
+them. A folder that cannot be written is not given up when it holds kernels: they are copied to a
+private folder that ends with the process.
 Compiled code is executed, so the folder must be as trustworthy as the installation.
 Neighbours: `jit` asks for the folder once, at its import.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import platform
 import shutil
 import tempfile
@@ -20,6 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 
 VARIABLE = "MOE_KERNELS_CACHE"
+READY_VARIABLE = "MOE_KERNELS_READY"
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +31,10 @@ log = logging.getLogger(__name__)
 def cache_folder(environment: Mapping[str, str], sources: Path, versions: str) -> Path | None:
     """The folder to use now, writable and private where it had to be made; None: there is none."""
     wanted = wanted_folder(environment) / fingerprint(sources, versions)
+    ready = environment.get(READY_VARIABLE)
     if _writable(wanted):
+        if ready:
+            _add(Path(ready) / wanted.name, wanted)
         return wanted
     try:
         private = Path(tempfile.mkdtemp(prefix="moe-kernels-"))
@@ -36,8 +43,11 @@ def cache_folder(environment: Mapping[str, str], sources: Path, versions: str) -
         return None
     atexit.register(shutil.rmtree, private, ignore_errors=True)
     if wanted.is_dir():
-        shutil.copytree(wanted, private, dirs_exist_ok=True)
+        _add(wanted, private)
         log.info("kernels: cache %s is read-only, used by way of a copy", wanted)
+    elif ready and (Path(ready) / wanted.name).is_dir():
+        _add(Path(ready) / wanted.name, private)
+        log.info("kernels: %s cannot be written, those of %s are used", wanted, ready)
     else:
         log.warning("kernels: %s cannot be written, compiled anew at each start", wanted)
     return private
@@ -61,6 +71,18 @@ def fingerprint(sources: Path, versions: str) -> str:
         digest.update(f"\n{path.relative_to(sources)} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
+
+
+def _add(source: Path, target: Path) -> None:
+    """Copy the files that `target` has not; each appears whole, for others may read already."""
+    for path in sorted(source.rglob("*")):
+        new = target / path.relative_to(source)
+        if path.is_dir() or new.exists():
+            continue
+        new.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=new.parent, delete=False) as file:
+            file.write(path.read_bytes())
+        os.replace(file.name, new)
 
 
 def _writable(folder: Path) -> bool:

@@ -12,6 +12,8 @@ import torch
 
 from moe_kernels.activation import gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.cpu.jit import CACHE_FOLDER
+from moe_kernels.cpu.turns import in_turn
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import allocate_pages, append
@@ -27,7 +29,17 @@ _MANY_TOKENS = 1 << 13
 
 
 def steps(needs: Needs) -> list[Step]:
-    """In a fixed order, the longest first."""
+    """In a fixed order, the longest first. Of processes that begin together one compiles a step
+    and the others wait for it, to load what it has put into the cache."""
+    return [Step(step.name, partial(_in_turn, step)) for step in _all(needs)]
+
+
+def _in_turn(step: Step) -> None:
+    with in_turn(CACHE_FOLDER, step.name):
+        step.run()
+
+
+def _all(needs: Needs) -> list[Step]:
     dtypes = sorted(needs.dtypes, key=str)
     return [
         Step("attention", _attention),

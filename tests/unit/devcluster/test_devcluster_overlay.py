@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from devcluster.errors import Unsupported
-from devcluster.overlay import covering, host_overlay, python_prefixes
+from devcluster.overlay import KERNELS_DIR, covering, host_overlay, python_prefixes
+from moe_api import names
 
 
 @pytest.fixture
@@ -38,7 +39,11 @@ def test_cache_folder_is_the_only_writable_mount(checkout: Path, tmp_path: Path)
     overlay = host_overlay("worker", checkout=checkout, cache_folder=tmp_path / "cache")
     [container] = overlay["spec"]["containers"]
     writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
-    assert writable == [str(tmp_path / "cache")]
+    assert writable == [KERNELS_DIR]
+    assert KERNELS_DIR == names.KERNELS_DIR
+    assert str(tmp_path / "cache") in [
+        volume["hostPath"]["path"] for volume in overlay["spec"]["volumes"]
+    ]
 
 
 def test_python_behind_links_is_mounted_at_both_paths(checkout: Path, tmp_path: Path) -> None:

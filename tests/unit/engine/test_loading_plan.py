@@ -10,9 +10,12 @@ import pytest
 
 from moe_api.worker import WorkerConfig
 from moe_placement.initial import contiguous
+from moe_worker.engine.kernel_needs import kernel_needs
 from moe_worker.engine.kv_size import KvDoesNotFit
 from moe_worker.engine.loading import Loader
+from moe_worker.engine.observer import Unobserved
 from moe_worker.engine.settings import EngineSettings
+from moe_worker.engine.warm_up import WarmUp
 from moe_worker.model.config import load_architecture
 from moe_worker.model.weights import Checkpoint
 from tests.support.models import save_random_mixtral
@@ -40,7 +43,9 @@ def loader(path: Path, memory_bytes: int = GIB, **model: Any) -> Loader:
         config, member=0, incarnation="i", token="t", memory_bytes=memory_bytes
     )
     arch = load_architecture(path)
-    return Loader(settings, arch, Checkpoint(path, arch))
+    warm_up = WarmUp(kernel_needs(arch), Unobserved())
+    warm_up.start()
+    return Loader(settings, arch, Checkpoint(path, arch), warm_up)
 
 
 def test_angles_are_made_for_the_lengths_that_are_served(wide: Path) -> None:

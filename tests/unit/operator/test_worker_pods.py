@@ -112,6 +112,21 @@ def test_how_the_model_is_computed_reaches_the_worker() -> None:
     assert hash_of(worker={"batchInvariant": False}) != hash_of()
 
 
+def test_kernels_are_kept_in_a_folder_that_a_mount_of_the_user_replaces() -> None:
+    usual = worker_of(build(spec()))
+    env = {e["name"]: e.get("value") for e in usual["env"]}
+    [mount] = [m for m in usual["volumeMounts"] if m["mountPath"] == env["MOE_KERNELS_CACHE"]]
+    assert "readOnly" not in mount
+    shared = {"name": "shared", "hostPath": {"path": "/var/lib/kernels"}}
+    overlay = {"spec": {"volumes": [shared], "containers": [
+        {"name": "worker", "volumeMounts": [{"name": "shared", "mountPath": mount["mountPath"]}]}
+    ]}}  # fmt: skip
+    pod = build(spec(worker={"podTemplate": overlay}))
+    mounts = {m["mountPath"]: m["name"] for m in worker_of(pod)["volumeMounts"]}
+    assert mounts[mount["mountPath"]] == "shared"
+    assert shared in pod["spec"]["volumes"]
+
+
 def test_later_overlays_win():
     operator_wide = {
         "metadata": {"labels": {"team": "ops"}},

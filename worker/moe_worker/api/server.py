@@ -120,7 +120,11 @@ class Public:
         if self._desk.traffic.draining:
             return JSONResponse({"ready": False, "reason": "Draining"}, 503)
         if not self._desk.engine.admitting:
-            return JSONResponse({"ready": False, "reason": self._desk.engine.state().phase}, 503)
+            state = self._desk.engine.state()
+            body: dict[str, object] = {"ready": False, "reason": state.phase}
+            if state.warm_up is not None:
+                body["warmUp"] = state.warm_up.to_wire()
+            return JSONResponse(body, 503)
         return JSONResponse({"ready": True})
 
     async def metrics(self, request: Request) -> Response:

@@ -19,6 +19,7 @@ from moe_api.worker import WorkerPhase, WorkerState
 from moe_worker.engine import fence
 from moe_worker.engine.events import EventSink, NotAdmitting
 from moe_worker.engine.fence import Door, PlanAnswer, Verdict
+from moe_worker.engine.kernel_needs import kernel_needs
 from moe_worker.engine.loading import Loader
 from moe_worker.engine.loop import EngineLoop
 from moe_worker.engine.observer import Observer, Unobserved
@@ -26,6 +27,7 @@ from moe_worker.engine.report import load_report, worker_state
 from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.sequence import Sequence as Generation
 from moe_worker.engine.settings import EngineSettings
+from moe_worker.engine.warm_up import WarmUp
 from moe_worker.expert.routing_table import check_covered
 from moe_worker.model.spec import ModelSpec
 from moe_worker.model.weights import Checkpoint
@@ -53,16 +55,19 @@ class Engine:
     ) -> None:
         self.settings, self.arch = settings, arch
         self.observer: Observer = observer or Unobserved()
-        self.loader = Loader(settings, arch, checkpoint)
+        self.warm_up = WarmUp(kernel_needs(arch), self.observer)
+        self.loader = Loader(settings, arch, checkpoint, self.warm_up)
         self.loop = EngineLoop(settings, self.loader, self.observer)
         self._door, self._door_lock = Door(), threading.Lock()
         self._thread = threading.Thread(target=self.loop.run, name="engine", daemon=True)
 
     def start(self) -> None:
+        self.warm_up.start()
         self._thread.start()
 
     def stop(self) -> None:
         self.loop.stop()
+        self.warm_up.stop()
         if self._thread.ident is not None:
             self._thread.join(_STOP_SECONDS)
 
@@ -127,7 +132,8 @@ class Engine:
         return loaded.bank.read_live(layer, slot, expert)
 
     def state(self) -> WorkerState:
-        return worker_state(self.settings, self.loop, time.monotonic())
+        progress = self.warm_up.progress
+        return worker_state(self.settings, self.loop, progress, time.monotonic())
 
     def load(self) -> LoadReport:
         return load_report(self.settings, self.loop, time.monotonic())

@@ -20,6 +20,7 @@ from moe_worker.engine.memory import memory_limit_bytes
 from moe_worker.engine.runner import Runner
 from moe_worker.engine.scheduler import Scheduler, SchedulerLimits
 from moe_worker.engine.settings import EngineSettings
+from moe_worker.engine.warm_up import WarmUp
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import DispatchShape, buffer_bytes
 from moe_worker.expert.layer import ExpertLayers
@@ -52,11 +53,17 @@ class Loaded:
 class Loader:
     """The model's files and what has been loaded of them; `load` works once."""
 
-    def __init__(self, settings: EngineSettings, arch: ModelSpec, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        arch: ModelSpec,
+        checkpoint: Checkpoint,
+        warm_up: WarmUp,
+    ) -> None:
         """Raises KvFormatError or KvScalesUnusable: model and KV options do not go together."""
         self.arch = arch
         self.loaded: Loaded | None = None
-        self._settings, self.checkpoint = settings, checkpoint
+        self._settings, self.checkpoint, self._warm_up = settings, checkpoint, warm_up
         self._kv_scales = layer_scales(checkpoint.path, arch, settings.config.kv)
         self._lock = threading.Lock()
 
@@ -84,16 +91,19 @@ class Loader:
 
     def load(self, slots_LRS: SlotsLRS) -> Loaded:
         """What is loaded, or load it for a plan's slots: shared weights read, slots and cache
-        allocated, no expert in them yet.
+        allocated, kernels ready, no expert in them yet.
 
         Raises:
+            Exception: of a kernel that cannot be compiled.
             KvDoesNotFit: the cache and the memory do not go together, with the numbers.
             ModelUnreadable, OSError: the checkpoint cannot be read.
         """
         # A preparation that was called off may still be loading: its successor waits for it.
         with self._lock:
             if self.loaded is None:
-                self.loaded = self._load(*slots_LRS.shape)
+                loaded = self._load(*slots_LRS.shape)
+                self._warm_up.wait()
+                self.loaded = loaded
             return self.loaded
 
     def _load(self, num_layers: int, num_ranks: int, num_slots: int) -> Loaded:

@@ -21,6 +21,9 @@ class Observer(Protocol):
         """Weights for a generation are complete: bytes of the checkpoint read until now, and the
         most memory that the process has had."""
 
+    def warmed_up(self, seconds: float) -> None:
+        """All kernels that the model needs are compiled or loaded, which took so long."""
+
     def step(self, phase: StepPhase, seconds: float) -> None:
         """One phase of a busy step; steps in which the whole group was idle are not reported."""
 
@@ -50,6 +53,7 @@ class Unobserved:
     """Listens to nothing."""
 
     def loaded(self, read_bytes: int, peak_bytes: int) -> None: ...
+    def warmed_up(self, seconds: float) -> None: ...
     def step(self, phase: StepPhase, seconds: float) -> None: ...
     def exchange(self, phase: ExchangePhase, seconds: float) -> None: ...
     def sent(self, scope: Scope, num_bytes: int) -> None: ...

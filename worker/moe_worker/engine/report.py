@@ -6,7 +6,7 @@ Nothing is counted here; every figure is read from where it lives.
 from __future__ import annotations
 
 from moe_api.load import LoadReport
-from moe_api.worker import KvState, WorkerState
+from moe_api.worker import KvState, WarmUpState, WorkerState
 from moe_worker.engine.loading import Loader
 from moe_worker.engine.loop import EngineLoop
 from moe_worker.engine.settings import EngineSettings
@@ -17,7 +17,9 @@ from moe_worker.model.kv_layout import kv_format
 _CONSISTENT_READS = 5
 
 
-def worker_state(settings: EngineSettings, loop: EngineLoop, now_seconds: float) -> WorkerState:
+def worker_state(
+    settings: EngineSettings, loop: EngineLoop, warm_up: WarmUpState | None, now_seconds: float
+) -> WorkerState:
     group, preparation, loader = loop.group, loop.preparation, loop.tools.loader
     loaded, failure = loader.loaded, loop.failure
     plan = group.plan if group is not None else loop.broken
@@ -36,6 +38,7 @@ def worker_state(settings: EngineSettings, loop: EngineLoop, now_seconds: float)
         member=settings.member,
         phase=loop.phase,
         model=model_config.shape(loader.arch, settings.config.kv),
+        warm_up=warm_up,
         generation=generation,
         applied_epoch=applied_epoch,
         staged_epoch=wave.epoch if wave is not None and wave.complete else applied_epoch,

@@ -52,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument("--threads", type=_positive, default=1, help="of each rank; default: 1")
+    group.add_argument(
+        "--kernels", choices=("auto", "cpu", "reference"), default="auto",
+        help="whose operations compute; default: auto, those compiled for this processor",
+    )  # fmt: skip
     rebalancing = parser.add_argument_group("rebalancing")
     rebalancing.add_argument(
         "--rebalance", choices=[mode.value for mode in Mode], default=Mode.AUTO.value,
@@ -87,6 +91,7 @@ def run(parsed: argparse.Namespace) -> int:
             spare_slots=parsed.spare_slots,
             network=parsed.network,
             threads=parsed.threads,
+            kernels=parsed.kernels,
             mode=Mode(parsed.rebalance),
             interval_seconds=parsed.interval_seconds,
             window_seconds=parsed.window_seconds,

@@ -59,6 +59,7 @@ class Options:
     spare_slots: int
     network: str
     threads: int
+    kernels: str
     mode: Mode
     interval_seconds: float
     window_seconds: float
@@ -224,6 +225,7 @@ def _launch(options: Options, private: Path, log_dir: Path, token: str) -> Launc
                     "memory_fraction": max(0.05, MEMORY_FRACTION / options.ranks),
                 }
             ),
+            "kernels": options.kernels,
             "drain_seconds": DRAIN_SECONDS,
         }
     )

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from moe_api.worker import WorkerState
 from moe_worker.local.director import Director, Living
 
 
@@ -37,8 +38,16 @@ def headline(director: Director, living: Sequence[Living]) -> tuple[str, ...]:
     with every token."""
     plan = director.plan
     numbers = f"generation {plan.generation} epoch {director.applied_epoch}" if plan else "no plan"
-    phases = " ".join(f"{r.member}:{r.state.phase if r.state else 'silent'}" for r in living)
+    phases = " ".join(f"{r.member}:{phase(r.state) if r.state else 'silent'}" for r in living)
     return numbers, phases, director.event.partition(":")[0]
+
+
+def phase(state: WorkerState) -> str:
+    """With how far its kernels are, while they are compiled."""
+    warm_up = state.warm_up
+    if warm_up is None:
+        return state.phase.value
+    return f"{state.phase.value} (kernels {warm_up.done}/{warm_up.total})"
 
 
 def _row(member: int, rank: Living | None, served: int | None, total: int) -> list[str]:
@@ -50,7 +59,7 @@ def _row(member: int, rank: Living | None, served: int | None, total: int) -> li
     return [
         str(member),
         rank.address,
-        state.phase.value,
+        phase(state),
         f"{state.requests_running}+{state.requests_waiting}",
         f"{state.kv_blocks_used}/{state.kv_blocks_total}",
         "" if served is None else f"{served:,}",
