@@ -19,7 +19,6 @@ from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable
 from moe_worker.membership import Rendezvous, RendezvousSettings
-from moe_worker.model.spec import RouterSpec
 from tests.support.expert_ranks import random_experts
 
 _exchanges: dict[str, Exchange] = {"alone": LocalExchange()}
@@ -71,7 +70,7 @@ def prepare_layers(carrier: str, slots_LRS: SlotsLRS, shape: LayerShape, threads
     for layer, slot in np.argwhere(slots_LRS[:, exchange.rank] >= 0):
         bank.write(layer, slot, experts[layer][slots_LRS[layer, exchange.rank, slot]])
     counters = LoadCounters(shape.layers, shape.experts, slots_per_rank)
-    layers = ExpertLayers(bank, counters, RouterSpec(shape.experts, shape.top_k))
+    layers = ExpertLayers(bank, counters)
     layers.join(
         Dispatcher(exchange, DispatchShape(shape.hidden, shape.top_k, slots_per_rank, dtype))
     )

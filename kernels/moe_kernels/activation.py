@@ -4,7 +4,7 @@ The two are plain values, so that a model's description can name one without tor
 implementation is imported before `gated` is called.
 Neighbours: `grouped_gemm` and the dense layers of a model call `gated`.
 
-Letters: R rows, I intermediate.
+Letters: R rows, I intermediate, T tokens, H hidden.
 """
 
 from __future__ import annotations
@@ -46,3 +46,11 @@ def gated(both_R2I: Tensor, act: Activation) -> Tensor:
     from moe_kernels.reference import activation as reference
 
     return reference.gated(both_R2I, act)
+
+
+@implemented
+def sigmoid_scaled(x_TH: Tensor, logits_T1: Tensor) -> Tensor:
+    """x · σ(logit) by the row, float32 [T, H], computed as x ÷ (1 + e^−logit)."""
+    from moe_kernels.reference import activation as reference
+
+    return reference.sigmoid_scaled(x_TH, logits_T1)

@@ -23,7 +23,6 @@ from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable
 from moe_worker.membership import Cancelled, Missing, Rendezvous, RendezvousSettings
-from moe_worker.model.spec import RouterSpec
 from moe_worker.model.weights import ExpertWeights
 
 _exchange: Exchange = LocalExchange()
@@ -161,7 +160,7 @@ def run_layers(
         bank.write(layer, slot, experts[layer][slots_LRS[layer, _exchange.rank, slot]])
     counters = LoadCounters(num_layers, num_experts, slots_per_rank)
     top_k = batches[0]["ids"].shape[1]
-    layers = ExpertLayers(bank, counters, RouterSpec(num_experts, top_k))
+    layers = ExpertLayers(bank, counters)
     shape = DispatchShape(hidden, top_k, slots_per_rank, dtype, tokens_per_round, overlap_tokens)
     layers.join(Dispatcher(_exchange, shape))
     rank = _exchange.rank

@@ -5,7 +5,7 @@ is a polynomial between additions and products that IEEE rounds alike in every l
 tail, so that an element's bits depend on nothing but its inputs.
 Neighbours: `moe_kernels.activation` is the contract; `grouped_gemm` gates a thread's own columns.
 
-Letters: R rows, I intermediate.
+Letters: R rows, I intermediate, T tokens, H hidden.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _HALF, _ONE = np.float32(0.5), np.float32(1.0)
 _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(1.0 / divisor) for divisor in (2, 6, 24, 120, 720, 5040))
 _SMALLEST, _LARGEST = np.float32(-87.0), np.float32(88.0)
 _INFINITY = np.float32(np.inf)
+_ZERO_BELOW, _INFINITE_ABOVE = np.float32(-104.0), np.float32(89.0)
 
 
 def gated(both_R2I: Tensor, act: Activation) -> Tensor:
@@ -34,6 +35,12 @@ def gated(both_R2I: Tensor, act: Activation) -> Tensor:
     inner_RI = torch.empty((rows, intermediate), dtype=torch.float32)
     gate_rows(both, 0, rows, 0, intermediate, *parameters(act), inner_RI.numpy())
     return inner_RI
+
+
+def sigmoid_scaled(x_TH: Tensor, logits_T1: Tensor) -> Tensor:
+    y_TH = torch.empty(x_TH.shape, dtype=torch.float32)
+    scale_rows(float32_array(x_TH), float32_array(logits_T1), y_TH.numpy())
+    return y_TH
 
 
 def parameters(act: Activation) -> tuple[bool, float, float]:
@@ -85,12 +92,42 @@ def _swiglu_oai_gate(
 
 
 @compiled
+def scale_rows(x_TH: Array, logits_T1: Array, y_TH: Array) -> None:
+    for row in range(x_TH.shape[0]):
+        divide_row(x_TH[row], _ONE + whole_exponential(-logits_T1[row, 0]), y_TH[row])
+
+
+@compiled
+def divide_row(x_H: Array, divisor: np.float32, y_H: Array) -> None:
+    for i in range(x_H.size):
+        y_H[i] = x_H[i] / divisor
+
+
+@compiled
 def exponential(x: np.float32) -> np.float32:
     """eˣ, relative error < 2·10⁻⁷; below −87 as at −87, infinite above 88, of NaN any number."""
     bounded = x if x > _SMALLEST else _SMALLEST
     bounded = bounded if bounded < _LARGEST else _LARGEST
     whole = np.floor(bounded * _PER_LN2 + _HALF)
-    f = bounded - whole * _LN2_HIGH - whole * _LN2_LOW
-    series = _C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7)))
-    power = _ONE + f * (_ONE + f * (_C2 + f * series))
+    power = _small_power(bounded - whole * _LN2_HIGH - whole * _LN2_LOW)
     return _INFINITY if x > _LARGEST else power * power_of_two(np.int32(whole))
+
+
+@compiled
+def whole_exponential(x: np.float32) -> np.float32:
+    """eˣ to both ends of float32's range: 0 below it, infinite above, NaN of NaN."""
+    bounded = x if x > _ZERO_BELOW else _ZERO_BELOW
+    bounded = bounded if bounded < _INFINITE_ABOVE else _INFINITE_ABOVE
+    whole = np.floor(bounded * _PER_LN2 + _HALF)
+    power = _small_power(bounded - whole * _LN2_HIGH - whole * _LN2_LOW)
+    exponent = np.int32(whole)
+    half = np.int32(exponent >> 1)
+    y = power * power_of_two(half) * power_of_two(np.int32(exponent - half))
+    return y if x == x else x
+
+
+@compiled
+def _small_power(f: np.float32) -> np.float32:
+    """eᶠ for |f| ≤ ln 2 ÷ 2."""
+    series = _C3 + f * (_C4 + f * (_C5 + f * (_C6 + f * _C7)))
+    return _ONE + f * (_ONE + f * (_C2 + f * series))

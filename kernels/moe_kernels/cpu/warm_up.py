@@ -12,8 +12,11 @@ import torch
 
 from moe_kernels.activation import gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.copies import Copies, place_choices
 from moe_kernels.cpu.jit import CACHE_FOLDER
 from moe_kernels.cpu.turns import in_turn
+from moe_kernels.experts import Experts, add_experts
+from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import allocate_pages, append
@@ -21,6 +24,7 @@ from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
+from moe_kernels.router import RouterSpec
 from moe_kernels.warm_up import Needs, Step
 
 _WIDTH = 16
@@ -45,10 +49,12 @@ def _all(needs: Needs) -> list[Step]:
         Step("attention", _attention),
         Step("kv cache", _append),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
+        *(Step(f"router {_short(dtype)}", partial(_route, dtype)) for dtype in dtypes),
         *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),
         *(Step(f"norm {_short(dtype)}", partial(_norm, dtype)) for dtype in dtypes),
         Step("rope", _rope),
         Step("activation", lambda: gated(torch.zeros(1, 2 * _WIDTH), needs.act)),
+        Step("copies", _copies),
         Step("sort", lambda: sort_by_slot(torch.zeros(1, 1, dtype=torch.int64), 1)),
     ]
 
@@ -70,16 +76,23 @@ def _append() -> None:
 
 def _experts(dtype: torch.dtype, needs: Needs) -> None:
     w13 = torch.zeros(1, 2 * _WIDTH, _WIDTH, dtype=dtype)
-    biases = (w13[:, :, 0], w13[:, :_WIDTH, 0]) if needs.bias else (None, None)
-    expert_mlp(
-        torch.zeros(1, _WIDTH),
-        torch.tensor([0, 1]),
-        w13,
-        w13[:, :_WIDTH],
-        act=needs.act,
-        b13_S2I=biases[0],
-        b2_SH=biases[1],
-    )
+    w2 = w13[:, :_WIDTH]
+    biases = (w13[:, :, 0], w2[:, :, 0]) if needs.bias else (None, None)
+    x, slots = torch.zeros(1, _WIDTH), torch.zeros(1, 1, dtype=torch.int64)
+    # Alone a rank calls the one, in a group the other. Both know dense networks as experts.
+    add_experts(x, x, slots, torch.ones(1, 1), Experts(w13, w2, needs.act, *biases))
+    offsets = torch.tensor([0, 1])
+    expert_mlp(x, offsets, w13, w2, act=needs.act, b13_S2I=biases[0], b2_SH=biases[1])
+
+
+def _route(dtype: torch.dtype) -> None:
+    gate_EH = torch.zeros(1, _WIDTH, dtype=dtype)
+    route(torch.zeros(1, _WIDTH), Gate(RouterSpec(1, 1), torch.zeros(_WIDTH), 1e-6, gate_EH))
+
+
+def _copies() -> None:
+    zeros = torch.zeros(1, dtype=torch.int64)
+    place_choices(zeros.view(1, 1), Copies(zeros.view(1, 1), zeros.view(1, 1), zeros), zeros, 0)
 
 
 def _linear(dtype: torch.dtype) -> None:

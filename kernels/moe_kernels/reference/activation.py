@@ -19,3 +19,7 @@ def gated(both_R2I: Tensor, act: Activation) -> Tensor:
     gate_RI = gate_RI.clamp(max=act.limit)
     up_RI = up_RI.clamp(min=-act.limit, max=act.limit)
     return gate_RI / (1.0 + (-act.alpha * gate_RI).exp()) * (up_RI + 1.0)
+
+
+def sigmoid_scaled(x_TH: Tensor, logits_T1: Tensor) -> Tensor:
+    return x_TH / (1.0 + (-logits_T1).exp())

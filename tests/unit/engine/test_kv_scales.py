@@ -12,16 +12,10 @@ import torch
 
 from moe_api.worker import KvConfig
 from moe_kernels.kv_pages import append
+from moe_kernels.router import RouterSpec
 from moe_worker.engine.kv import STEPS_PER_SAMPLE, KvCache
 from moe_worker.engine.kv_scales import KvScalesUnusable, layer_scales
-from moe_worker.model.spec import (
-    AttentionSpec,
-    ExpertSpec,
-    LatentSpec,
-    ModelSpec,
-    RopeSpec,
-    RouterSpec,
-)
+from moe_worker.model.spec import AttentionSpec, ExpertSpec, LatentSpec, ModelSpec, RopeSpec
 
 LAYERS, HEADS, DIM = 2, 2, 32
 MODEL = ModelSpec(

@@ -14,10 +14,11 @@ from moe_kernels.attention_plan import AttentionRows, plan_attention
 from moe_kernels.kv_formats import KvFormat
 from moe_kernels.kv_pages import allocate_pages
 from moe_kernels.paged_attention import paged_attention
+from moe_kernels.router import RouterSpec
 from moe_worker.engine.kv import KvCache
 from moe_worker.engine.kv_size import KvDoesNotFit, KvSize, Memory, plan_blocks
 from moe_worker.model.kv_layout import kv_shape
-from moe_worker.model.spec import AttentionSpec, ExpertSpec, ModelSpec, RopeSpec, RouterSpec
+from moe_worker.model.spec import AttentionSpec, ExpertSpec, ModelSpec, RopeSpec
 from moe_worker.model.weights import TORCH_DTYPES
 
 MIB = 1 << 20

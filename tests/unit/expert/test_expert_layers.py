@@ -12,7 +12,6 @@ from moe_worker.expert.exchange import LocalExchange
 from moe_worker.expert.layer import ExpertLayers
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable
-from moe_worker.model.spec import RouterSpec
 
 HIDDEN = 4
 TWICE = np.asarray([[[0, 0]]], dtype=np.int32)
@@ -23,9 +22,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.counters = LoadCounters(1, 1, 2)
-        self.layers = ExpertLayers(
-            ExpertBank(1, 2, 4, HIDDEN, torch.float32), self.counters, RouterSpec(1, 1)
-        )
+        self.layers = ExpertLayers(ExpertBank(1, 2, 4, HIDDEN, torch.float32), self.counters)
         self.layers.join(Dispatcher(LocalExchange(), DispatchShape(HIDDEN, 1, 2, torch.float32)))
         self.split(0.5)
 

@@ -47,7 +47,7 @@ def send(
 ) -> list[int]:
     """Map one-choice tokens and advance the counts, as a committed step does."""
     column = torch.as_tensor(ids).reshape(-1, 1)
-    physical, chosen = table.to_physical(layer, column, counts, step)
+    physical, chosen, _ = table.to_physical(layer, column, counts, step)
     counts += chosen
     return physical.reshape(-1).tolist()
 
@@ -66,13 +66,14 @@ def test_an_expert_goes_to_the_slot_that_holds_it() -> None:
 def test_ids_that_name_no_expert_go_nowhere_and_are_not_counted() -> None:
     table = even_table(slots([0, 1], [1, 2]), 3)
     ids = torch.tensor([[0, -1], [3, 2], [2**31 - 1, -7]])
-    physical, chosen = table.to_physical(0, ids, zeros(3), 0)
+    physical, chosen, strangers = table.to_physical(0, ids, zeros(3), 0)
+    assert strangers == 3
     assert physical.tolist() == [[0, -1], [-1, 3], [-1, -1]]
     assert chosen.tolist() == [1, 0, 1]
 
 
 def test_no_tokens() -> None:
-    physical, chosen = copies_of_one(UNEVEN).to_physical(
+    physical, chosen, _ = copies_of_one(UNEVEN).to_physical(
         0, torch.zeros((0, 2), dtype=torch.int64), zeros(), 0
     )
     assert physical.shape == (0, 2)
@@ -158,7 +159,7 @@ def test_experts_that_always_occur_together_are_not_in_phase() -> None:
     table, counts = copies_of_one((0.5, 0.5), num_experts=8), zeros(8)
     on_first = []
     for step in range(1000):
-        physical, chosen = table.to_physical(0, torch.arange(8).reshape(1, 8), counts, step)
+        physical, chosen, _ = table.to_physical(0, torch.arange(8).reshape(1, 8), counts, step)
         counts += chosen
         on_first.append(int((physical < 8).sum()))
     assert np.mean(on_first) == pytest.approx(4.0, abs=0.05)
@@ -196,7 +197,7 @@ def test_many_experts_at_once_keep_rank_loads_near_the_plan() -> None:
     for step in range(200):
         for rank in range(8):
             ids = np.random.default_rng((step, rank)).integers(0, 64, (4, 2))
-            physical, chosen = tables[rank].to_physical(
+            physical, chosen, _ = tables[rank].to_physical(
                 0, torch.from_numpy(ids), counts[rank], step
             )
             counts[rank] += chosen
@@ -248,7 +249,7 @@ def test_without_sources_every_rank_keeps_to_the_fractions_by_itself() -> None:
 def test_layers_have_their_own_copies() -> None:
     placement = np.asarray([[[0, 1], [2, -1]], [[2, 0], [1, 0]]], dtype=np.int32)
     table = even_table(placement, 3)
-    assert table.has_copies_L == (False, True)
+    assert [layer.physical_EC.shape[1] for layer in table.copies_L] == [1, 2]
     ids = torch.tensor([[0], [1], [2]])
     assert table.to_physical(0, ids, zeros(3), 0)[0].tolist() == [[0], [1], [2]]
     assert table.to_physical(1, ids, zeros(3), 0)[0].reshape(-1).tolist()[1:] == [2, 0]

@@ -8,13 +8,18 @@ import torch
 from moe_kernels import implementation
 from moe_kernels.activation import SwigluOai, gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.copies import Copies, place_choices
+from moe_kernels.experts import Experts, add_experts
+from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
 from moe_kernels.kv_pages import LayerScales, allocate_pages, append
 from moe_kernels.linear import linear
+from moe_kernels.mlp import Mlp, add_mlp
 from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
+from moe_kernels.router import RouterSpec
 from moe_kernels.warm_up import Needs, warm_up
 
 pytestmark = pytest.mark.skipif(
@@ -30,6 +35,14 @@ def a_layer(tokens: int, hidden: int, inner: int) -> None:
         for shape in [(3, hidden), (3, 2 * inner, hidden), (3, hidden, inner)]
     )
     linear(rms_norm(x, gate[0], 1e-6), gate)
+    normed, ids, weights = route(x, Gate(RouterSpec(3, 2), gate[0], 1e-6, gate))
+    route(x, Gate(RouterSpec(3, 2), gate[0], 1e-6, gate.float()))
+    shared = Mlp(w13[0], w2[0], NEEDS.act)
+    experts = Experts(w13, w2, NEEDS.act, w13[:, :, 0], w2[:, :, 0])
+    add_experts(x, normed, ids, weights, experts, shared=shared, multiplier=0.5)
+    add_mlp(x, x, Mlp(w13[0], w2[0], NEEDS.act, gate[:1]))
+    numbers = torch.ones(3, dtype=torch.int64)
+    place_choices(ids, Copies(numbers[:, None], numbers[:, None] << 32, numbers), numbers, 1 << 61)
     linear(x, gate.float())
     rope(x.view(tokens, 2, -1), torch.ones(tokens, 2), torch.ones(tokens, 2))
     gated(x, NEEDS.act)
@@ -48,11 +61,24 @@ def a_cache(name: KvFormatName, shape: HeadsShape, tokens: int) -> None:
 
 
 def test_nothing_is_left_to_compile_in_a_step() -> None:
-    from moe_kernels.cpu import attention, grouped_gemm, kv_encode, linear, norm_rope, permute
+    from moe_kernels.cpu import (
+        attention,
+        copies,
+        experts,
+        gate,
+        grouped_gemm,
+        kv_encode,
+        linear,
+        norm_rope,
+        permute,
+    )
 
     kernels = [
         linear.linear_product,
         grouped_gemm.expert_rows,
+        experts.add_expert_rows,
+        gate.route_rows,
+        copies.place,
         norm_rope.norm_rows,
         norm_rope.turn_rows,
         permute.place_pairs,

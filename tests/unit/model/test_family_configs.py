@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from moe_api.worker import KvConfig
+from moe_kernels.router import RouterSpec
 from moe_worker.model.config import parse_architecture, shape
 from moe_worker.model.spec import (
     AttentionSpec,
     ModelHasNoExperts,
     ModelUnreadable,
     Multipliers,
-    RouterSpec,
     SharedExpertSpec,
 )
 

@@ -133,7 +133,7 @@ class Loader:
             scheduler=scheduler,
             bank=bank,
             counters=counters,
-            layers=ExpertLayers(bank, counters, arch.router, arch.expert.act),
+            layers=ExpertLayers(bank, counters, arch.expert.act),
             max_model_len=size.max_model_len,
         )
 

@@ -121,13 +121,17 @@ class Dispatcher:
         Raises:
             ValueError: the shapes do not fit the model or the agreed number of tokens.
         """
+        self.check(x_TH, physical_TK, tokens_R)
+        return RoutedBatch(self, x_TH, physical_TK, weights_TK, tokens_R)
+
+    def check(self, x_TH: Tensor, choices_TK: Tensor, tokens_R: Sequence[int]) -> None:
+        """Raise ValueError unless the shapes fit the model and the agreed number of tokens."""
         expected = (tokens_R[self.exchange.rank], self.shape.top_k)
-        if tuple(physical_TK.shape) != expected or x_TH.shape != (expected[0], self.shape.hidden):
+        if tuple(choices_TK.shape) != expected or x_TH.shape != (expected[0], self.shape.hidden):
             raise ValueError(
-                f"choices {list(physical_TK.shape)} and rows {list(x_TH.shape)} do not fit "
+                f"choices {list(choices_TK.shape)} and rows {list(x_TH.shape)} do not fit "
                 f"{expected[0]} agreed tokens, {expected[1]} choices, hidden {self.shape.hidden}"
             )
-        return RoutedBatch(self, x_TH, physical_TK, weights_TK, tokens_R)
 
     def pack(self, peer: int, slots_tK: Tensor, rows_NH: Tensor) -> Tensor:
         """Header and the rows that `peer` serves, into its bin; returns the bytes to send."""

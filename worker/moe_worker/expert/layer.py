@@ -1,10 +1,11 @@
-"""The expert layer of the model on this rank: the `moe` callable that the transformer calls.
+"""The expert half of the layers on this rank: the `moe` callable that the transformer calls.
 
 route → look up slots → dispatch → experts → combine. It is called for every MoE layer in every
-step, with no tokens too: an idle rank serves the others' rows.
+step, with no tokens too: an idle rank serves the others' rows. A rank that is alone has nothing to
+dispatch and computes all of it in one call, with the same numbers.
 
-Neighbours: `router`, `routing_table`, `dispatch`, `bank`, `load` are the parts; the engine begins
-and ends each step here and replaces the table at a switch.
+Neighbours: `gate` and `experts` of `moe_kernels`, `routing_table`, `dispatch`, `bank`, `load` are
+the parts; the engine begins and ends each step here and replaces the table at a switch.
 
 Letters: T tokens, N rows of a slice, P pairs, H hidden, E logical experts, K choices, S slots.
 """
@@ -17,28 +18,22 @@ import torch
 from torch import Tensor
 
 from moe_kernels.activation import SILU, Activation
+from moe_kernels.experts import Experts, add_experts
+from moe_kernels.gate import route
 from moe_kernels.grouped_gemm import expert_mlp
-from moe_kernels.linear import linear
+from moe_kernels.mlp import Mlp, mlp
 from moe_kernels.permute import sort_by_slot
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher, Slice
 from moe_worker.expert.load import LoadCounters
-from moe_worker.expert.router import choose_experts
 from moe_worker.expert.routing_table import RoutingTable
-from moe_worker.model.spec import RouterSpec
-from moe_worker.model.weights import RouterWeights
+from moe_worker.model.second_half import ExpertHalf
 
 
 class ExpertLayers:
-    def __init__(
-        self,
-        bank: ExpertBank,
-        counters: LoadCounters,
-        router: RouterSpec,
-        act: Activation = SILU,
-    ) -> None:
-        self._bank, self._counters = bank, counters
-        self._router, self._act = router, act
+    def __init__(self, bank: ExpertBank, counters: LoadCounters, act: Activation = SILU) -> None:
+        self._bank, self._counters, self._act = bank, counters, act
+        self._experts_L: list[Experts | None] = [None] * bank.num_layers
         # Never set back: epochs may be short, and the first points of a sequence are not yet even.
         self._sent_LE = torch.zeros(
             (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
@@ -67,40 +62,113 @@ class ExpertLayers:
         self._sent_LE += self._counters.draft_routed_LE.to(self._bank.device)
         self._counters.commit()
 
-    def __call__(self, layer: int, hidden_TH: Tensor, router: RouterWeights) -> Tensor:
-        """Output of MoE layer `layer` (ordinal), float32 [T, H], for normed float32 input."""
-        logits_TE = linear(hidden_TH, router.gate_EH)
-        if router.logit_bias_E is not None:
-            logits_TE += router.logit_bias_E.to(torch.float32)
-        ids_TK, weights_TK = choose_experts(logits_TE, self._router, router.selection_bias_E)
-        return self.run(layer, hidden_TH, ids_TK, weights_TK)
+    def __call__(self, layer: int, x_TH: Tensor, half: ExpertHalf) -> Tensor:
+        """x and the output of MoE layer `layer` (ordinal) added up, float32 [T, H]."""
+        normed_TH, ids_TK, weights_TK = route(x_TH, half.gate)
+        dispatcher = self._joined
+        if dispatcher.exchange.size == 1:
+            return self._alone(
+                dispatcher, layer, x_TH, normed_TH, ids_TK, weights_TK, half.shared, half.multiplier
+            )
+        out_TH = self._together(dispatcher, layer, normed_TH, ids_TK, weights_TK)
+        if half.shared is not None:
+            out_TH += mlp(normed_TH, half.shared)
+        return x_TH + (out_TH if half.multiplier == 1.0 else out_TH * half.multiplier)
 
-    def run(self, layer: int, hidden_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """The same with the choices given (int64 logical ids; −1 and strangers add exactly 0)."""
-        assert self._table is not None, "the engine joins and switches before the first step"
+    def run(self, layer: int, normed_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """The routed experts' sum alone, for choices given (int64 logical ids; −1 and strangers
+        add exactly 0)."""
+        dispatcher = self._joined
+        if dispatcher.exchange.size == 1:
+            return self._alone(dispatcher, layer, None, normed_TH, ids_TK, weights_TK)
+        return self._together(dispatcher, layer, normed_TH, ids_TK, weights_TK)
+
+    @property
+    def _joined(self) -> Dispatcher:
         assert self._dispatcher is not None, "the engine joins and switches before the first step"
-        physical_TK, tokens_E = self._table.to_physical(
+        return self._dispatcher
+
+    def _places(self, layer: int, ids_TK: Tensor) -> Tensor:
+        """Physical experts of the choices, which count as routed."""
+        assert self._table is not None, "the engine joins and switches before the first step"
+        physical_TK, tokens_E, num_strangers = self._table.to_physical(
             layer, ids_TK, self._sent_LE[layer], self._num_steps
         )
-        strangers = (ids_TK < -1) | (ids_TK >= self._table.num_experts)
-        self._counters.count_routed(layer, tokens_E, int(strangers.sum()))
-        batch = self._dispatcher.begin(hidden_TH, physical_TK, weights_TK, self._tokens_R)
+        self._counters.count_routed(layer, tokens_E, num_strangers)
+        return physical_TK
+
+    def _alone(
+        self,
+        dispatcher: Dispatcher,
+        layer: int,
+        onto_TH: Tensor | None,
+        normed_TH: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        shared: Mlp | None = None,
+        multiplier: float = 1.0,
+    ) -> Tensor:
+        """Physical experts of the only rank are its slots. In rounds, as several ranks would, for
+        buffers of bounded size."""
+        dispatcher.check(normed_TH, ids_TK, self._tokens_R)
+        slots_TK, shape = self._places(layer, ids_TK), dispatcher.shape
+        num_tokens, size = normed_TH.shape[0], shape.tokens_per_round
+        dispatcher.observer.sent("self", num_tokens * shape.row_bytes)
+        rounds: list[Tensor] = []
+        for start in range(0, max(num_tokens, 1), size):
+            span = slice(start, start + size)
+            out_tH, served_S = add_experts(
+                None if onto_TH is None else onto_TH[span],
+                normed_TH[span],
+                slots_TK[span],
+                weights_TK[span],
+                self._experts(layer),
+                shared=shared,
+                multiplier=multiplier,
+            )
+            self._counters.count_served(layer, served_S)
+            rounds.append(out_tH)
+        return rounds[0] if len(rounds) == 1 else torch.cat(rounds)
+
+    def _together(
+        self,
+        dispatcher: Dispatcher,
+        layer: int,
+        normed_TH: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+    ) -> Tensor:
+        physical_TK = self._places(layer, ids_TK)
+        batch = dispatcher.begin(normed_TH, physical_TK, weights_TK, self._tokens_R)
         for piece in batch.slices():
-            batch.combine(piece, self._experts(layer, piece))
+            batch.combine(piece, self._serve(layer, piece))
         return batch.finish()
 
-    def _experts(self, layer: int, piece: Slice) -> Tensor:
+    def _serve(self, layer: int, piece: Slice) -> Tensor:
         """Every pair's row through its slot's expert, in the order of the slice's pairs."""
-        bank = self._bank
-        order_P, offsets = sort_by_slot(piece.slots_NK, bank.num_slots)
+        experts = self._experts(layer)
+        order_P, offsets = sort_by_slot(piece.slots_NK, self._bank.num_slots)
         self._counters.count_served(layer, offsets.diff())
         sorted_PH = expert_mlp(
-            piece.rows_NH[order_P // self._router.top_k],
+            piece.rows_NH[order_P // piece.slots_NK.shape[1]],
             offsets,
-            bank.w13_LS2IH[layer],
-            bank.w2_LSHI[layer],
-            act=self._act,
-            b13_S2I=bank.b13_LS2I[layer] if bank.has_bias else None,
-            b2_SH=bank.b2_LSH[layer] if bank.has_bias else None,
+            experts.w13_S2IH,
+            experts.w2_SHI,
+            act=experts.act,
+            b13_S2I=experts.b13_S2I,
+            b2_SH=experts.b2_SH,
         )
         return sorted_PH[torch.argsort(order_P)]
+
+    def _experts(self, layer: int) -> Experts:
+        """The bank's tensors of a layer, which are others after the bank was resized."""
+        bank, experts = self._bank, self._experts_L[layer]
+        if experts is None or experts.w13_S2IH is not bank.w13_LS2IH[layer]:
+            experts = self._experts_L[layer] = Experts(
+                bank.w13_LS2IH[layer],
+                bank.w2_LSHI[layer],
+                self._act,
+                bank.b13_LS2I[layer] if bank.has_bias else None,
+                bank.b2_LSH[layer] if bank.has_bias else None,
+            )
+        return experts

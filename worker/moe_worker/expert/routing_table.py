@@ -2,15 +2,13 @@
 
 One immutable table per epoch, built while the epoch is staged and put in force by one assignment,
 all layers at once. Which copy serves a token never changes a result, only who works: the choice
-follows the plan's fractions, by a sequence of low discrepancy. The n-th token that a rank sends to
-an expert gets the point frac(n ÷ φ + start) of the unit interval, and the copy whose share covers
-it. Among any N tokens in a row a copy's count is off its share by O(log N), so shares are right
-within one big batch and over thousands of small ones alike.
+follows the plan's fractions, by the sequence of low discrepancy of `moe_kernels.copies`, so that
+shares are right within one big batch and over thousands of small ones alike.
 
-`start` differs by layer, expert and member: experts that always occur together, layers and ranks
-are not in phase, and experts with few tokens do not all favour the copy on the lowest rank. Within
-a batch an expert's points are dealt out to its tokens with a turn that differs from step to step,
-so that no place in the batch is tied to a copy, whatever the batch's size.
+Its start differs by layer, expert and member: experts that always occur together, layers and ranks
+are not in phase, and experts with few tokens do not all favour the copy on the lowest rank. Its
+turn differs from step to step, so that no place in the batch is tied to a copy, whatever the
+batch's size.
 
 Neighbours: `moe_api.plan` is where slots and fractions come from, `topology.borders` of
 `moe_placement` makes a rank's own shares of them when near copies come first, `layer` keeps the
@@ -30,13 +28,11 @@ import torch
 from torch import Tensor
 
 from moe_api.plan import FractionsLRS, GroupPlan, SlotsLRS
+from moe_kernels.copies import POINT_BITS, Copies, place_choices
 from moe_placement.placement import Placement
 from moe_placement.topology.borders import near, shares_from
 
-_POINT_BITS = 32
 _ALL_BITS = (1 << 64) - 1
-_GOLDEN = -7046029254386353131
-"""2⁶⁴ ÷ φ as a wrapped int64: n · this, top 32 bits, is frac(n ÷ φ) in units of 2⁻³²."""
 _MEMBER_STEP = 13348189408090370666
 """2⁶⁴ · (5 + √5) ÷ 10: starts of members 0, 1, 2 … are a low-discrepancy sequence too, and no small
 multiple of 1 ÷ φ apart: ranks a few tokens ahead of each other do not fall into step."""
@@ -46,14 +42,7 @@ multiple of 1 ÷ φ apart: ranks a few tokens ahead of each other do not fall in
 class RoutingTable:
     num_experts: int
     slots_per_rank: int
-    physical_LEC: Tensor
-    """int64, copies in order of physical id, −1 past the last."""
-    edges_LEC: Tensor
-    """int64, upper end of each copy's share in units of 2⁻³²; the last one is 2³²."""
-    start_LE: Tensor
-    """int64, where this member's sequence of points begins, in units of 2⁻⁶⁴."""
-    has_copies_L: tuple[bool, ...]
-    """Layers in which some expert has more than one copy."""
+    copies_L: tuple[Copies, ...]
 
     @classmethod
     def of_plan(
@@ -110,40 +99,30 @@ class RoutingTable:
         share_LEC[layer_N, expert_N, copy_N] = fractions_LRS.reshape(flat_LP.shape)[
             layer_N, physical_N
         ]
-        return cls(
-            num_experts=num_experts,
-            slots_per_rank=slots_per_rank,
-            physical_LEC=torch.from_numpy(physical_LEC).to(device),
-            edges_LEC=torch.from_numpy(_edges(share_LEC, copies_LE)).to(device),
-            start_LE=torch.from_numpy(_starts(num_layers, num_experts, member)).to(device),
-            has_copies_L=tuple(bool(row.max() > 1) for row in copies_LE),
-        )
+        edges_LEC = _edges(share_LEC, copies_LE)
+        start_LE = _starts(num_layers, num_experts, member)
+
+        def layer(number: int) -> Copies:
+            most = int(copies_LE[number].max())
+            return Copies(
+                torch.from_numpy(physical_LEC[number, :, :most].copy()).to(device),
+                torch.from_numpy(edges_LEC[number, :, :most].copy()).to(device),
+                torch.from_numpy(start_LE[number].copy()).to(device),
+            )
+
+        return cls(num_experts, slots_per_rank, tuple(layer(n) for n in range(num_layers)))
 
     def to_physical(
-        self, layer: int, ids_TK: Tensor, counts_E: Tensor, step: int
-    ) -> tuple[Tensor, Tensor]:
-        """Physical expert of each choice, and how many tokens each logical expert got.
+        self, layer: int, ids_TK: Tensor, sent_E: Tensor, step: int
+    ) -> tuple[Tensor, Tensor, int]:
+        """`place_choices` of a layer.
 
         Args:
-            ids_TK: int64 logical ids; −1 (legal) and ids outside the model map to −1.
-            counts_E: int64 [E], tokens this rank has sent to each expert of the layer before.
+            ids_TK: int64 logical ids, −1 for none.
+            sent_E: int64 [E], tokens this rank has sent to each expert of the layer before.
             step: number of the step, for the turn by which places in the batch get their points.
-
-        Returns (physical int64 [T, K], int64 [E] tokens of this call).
         """
-        valid_TK = (ids_TK >= 0) & (ids_TK < self.num_experts)
-        # Strangers are looked up as expert 0 and masked afterwards: never an index of their own.
-        safe_TK = torch.where(valid_TK, ids_TK, 0)
-        chosen_E = torch.bincount(ids_TK[valid_TK], minlength=self.num_experts)
-        if not self.has_copies_L[layer]:
-            physical_TK = self.physical_LEC[layer, :, 0][safe_TK]
-            return torch.where(valid_TK, physical_TK, -1), chosen_E
-        place_TK = _occurrence(ids_TK, valid_TK, self.num_experts) + _turn(layer, step)
-        n_TK = counts_E[safe_TK] + place_TK % chosen_E[safe_TK].clamp(min=1)
-        point_TK = _top_bits(n_TK * _GOLDEN + self.start_LE[layer][safe_TK], _POINT_BITS)
-        copy_TK = (point_TK[..., None] >= self.edges_LEC[layer][safe_TK]).sum(dim=-1)
-        physical_TK = self.physical_LEC[layer][safe_TK, copy_TK]
-        return torch.where(valid_TK, physical_TK, -1), chosen_E
+        return place_choices(ids_TK, self.copies_L[layer], sent_E, _turn(layer, step))
 
 
 def check_covered(slots_LRS: SlotsLRS, num_experts: int) -> None:
@@ -165,7 +144,7 @@ def _edges(
     share_LEC: npt.NDArray[np.float64], copies_LE: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """Cumulative shares as integers; the last copy's edge is exactly the end of the interval."""
-    whole = np.int64(1) << _POINT_BITS
+    whole = np.int64(1) << POINT_BITS
     total_LE1 = share_LEC.sum(axis=2, keepdims=True)
     # An expert whose fractions are all zero is split evenly rather than sent nowhere.
     is_copy_LEC = np.arange(share_LEC.shape[2]) < copies_LE[..., None]
@@ -194,19 +173,3 @@ def _scattered(number: int) -> int:
     n = (n ^ (n >> 30)) * 0xBF58476D1CE4E5B9 & _ALL_BITS
     n = (n ^ (n >> 27)) * 0x94D049BB133111EB & _ALL_BITS
     return n ^ (n >> 31)
-
-
-def _top_bits(n: Tensor, count: int) -> Tensor:
-    """The highest `count` bits as an int64 ≥ 0."""
-    return (n >> (64 - count)) & ((1 << count) - 1)
-
-
-def _occurrence(ids_TK: Tensor, valid_TK: Tensor, num_experts: int) -> Tensor:
-    """For each choice, how many earlier ones in the batch name the same expert, int64 [T, K]."""
-    flat = torch.where(valid_TK, ids_TK, num_experts).reshape(-1)
-    order = torch.argsort(flat, stable=True)
-    counts = torch.bincount(flat, minlength=num_experts + 1)
-    first = torch.cumsum(counts, dim=0) - counts
-    place = torch.empty_like(flat)
-    place[order] = torch.arange(flat.numel(), device=flat.device) - first[flat[order]]
-    return place.reshape(ids_TK.shape)

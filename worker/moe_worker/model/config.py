@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_api.worker import KvConfig, ModelShape
+from moe_kernels.router import UnfitRouter
 from moe_worker.model.families.registry import find_family
 from moe_worker.model.fields import Fields
 from moe_worker.model.kv_layout import kv_bytes_per_token
@@ -61,7 +62,10 @@ def parse_architecture(config: dict[str, Any]) -> ModelSpec:
             f"quantization_config.quant_method {shown(method)} is not supported for "
             f"{family.architecture}; supported: {', '.join(family.quantisations) or 'none'}"
         )
-    return family.describe(fields)
+    try:
+        return family.describe(fields)
+    except UnfitRouter as error:
+        raise ModelUnreadable(str(error)) from error
 
 
 def shape(arch: ModelSpec, kv: KvConfig) -> ModelShape:

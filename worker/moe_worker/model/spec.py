@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moe_kernels.activation import Activation, Silu
+from moe_kernels.router import RouterSpec
 from moe_worker.model.tensors import Encoding
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -130,58 +131,6 @@ class LatentSpec:
     @property
     def kv_elements(self) -> int:
         return self.latent_dim + self.rope_dim
-
-
-@dataclass(frozen=True)
-class ExpertGroups:
-    """Group-limited routing: experts in `num` equal blocks, only the best `keep` may be chosen."""
-
-    num: int
-    keep: int
-    reduce: Literal["max", "top2sum"] = "max"
-    """A group's score: its best expert's, or the sum of its two best."""
-
-
-@dataclass(frozen=True)
-class RouterSpec:
-    """How gate logits become choices and weights; `moe_worker.expert.router` does it."""
-
-    num_experts: int
-    top_k: int
-    score: Literal["softmax", "sigmoid", "softmax_topk"] = "softmax"
-    """softmax: over all experts, before the choice; softmax_topk: over the chosen logits."""
-    logit_bias: bool = False
-    """The gate has a bias, part of the logits."""
-    bias_for_selection: bool = False
-    """A bias per expert is added to the scores for the choice, never to the weights."""
-    groups: ExpertGroups | None = None
-    renorm: bool = True
-    """Divide the chosen weights by their sum."""
-    renorm_epsilon: float = 0.0
-    """Added to that sum."""
-    scale: float = 1.0
-    """Multiplies the weights at the end."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.top_k <= self.num_experts:
-            raise ModelUnreadable(
-                f"num_experts_per_tok is {self.top_k}: must be 1 to the {self.num_experts} experts"
-            )
-        groups = self.groups
-        if groups is None:
-            return
-        if groups.num < 1 or self.num_experts % groups.num:
-            raise ModelUnreadable(
-                f"n_group {groups.num} does not divide the {self.num_experts} experts"
-            )
-        if not 1 <= groups.keep <= groups.num:
-            raise ModelUnreadable(f"topk_group {groups.keep}: must be 1 to n_group {groups.num}")
-        reachable = groups.keep * self.num_experts // groups.num
-        if self.top_k > reachable:
-            raise ModelUnreadable(
-                f"num_experts_per_tok {self.top_k} of the {reachable} experts that topk_group "
-                f"{groups.keep} leaves to choose from"
-            )
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """The transformer of every family, with its experts elsewhere.
 
-Dense parts and attention run here on this rank's own tokens; for every MoE layer the given `moe`
-callable takes the normed hidden states and returns the routed experts' sum. It is called in every
-step, with no tokens too, because other ranks wait for this one.
-Neighbours: `spec` describes the model, `weights` gives the tensors, `attention` and `mlp` are the
-parts, `moe_worker.expert.layer` is `moe`, `moe_worker.engine.runner` calls `forward`.
+Dense parts and attention run here on this rank's own tokens; what follows attention in a MoE layer
+is done by the given `moe` callable. It is called in every step, with no tokens too, because other
+ranks wait for this one.
+Neighbours: `spec` describes the model, `weights` gives the tensors, `attention` and `second_half`
+are the parts, `moe_worker.expert.layer` is `moe`, `moe_worker.engine.runner` calls `forward`.
 
-Letters: T tokens, H hidden, E experts, V vocabulary, B sampled rows.
+Letters: T tokens, H hidden, V vocabulary, B sampled rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope_table
 from moe_worker.model import rope
 from moe_worker.model.attention_kinds import build_attention
-from moe_worker.model.mlp import mlp
+from moe_worker.model.second_half import ExpertHalf, build_second_half
 from moe_worker.model.spec import ModelSpec
-from moe_worker.model.weights import LayerWeights, RouterWeights, SharedWeights
+from moe_worker.model.weights import SharedWeights
 
 
 class Moe(Protocol):
-    def __call__(self, ordinal: int, hidden_TH: Tensor, router: RouterWeights, /) -> Tensor:
-        """Routed output float32 [T, H] of MoE layer number `ordinal` (counting MoE layers)."""
+    def __call__(self, ordinal: int, x_TH: Tensor, half: ExpertHalf, /) -> Tensor:
+        """The half of MoE layer number `ordinal` (counting MoE layers), float32 [T, H]."""
         ...
 
 
@@ -71,6 +71,7 @@ class Transformer:
             build_attention(arch, layer, weights.attention)
             for layer, weights in enumerate(shared.layers)
         ]
+        self._second_halves = [build_second_half(arch, weights) for weights in shared.layers]
 
     def forward(self, batch: Step, cache: Cache, moe: Moe) -> Tensor:
         """Logits float32 [B, V] of the batch's sampled rows; writes the batch's keys and values."""
@@ -85,24 +86,15 @@ class Transformer:
                 attention = self._attentions[layer]
                 mixed_TH = attention(normed_TH, cache.layers[layer], batch, rotation)
                 x_TH = x_TH + _times(mixed_TH, multipliers.residual)
-            normed_TH = rms_norm(x_TH, weights.mlp_norm_H, arch.rms_eps)
-            out_TH = self._mlp(ordinal, normed_TH, weights, moe)
-            x_TH = x_TH + _times(out_TH, multipliers.residual)
-            ordinal += weights.router is not None
+            half = self._second_halves[layer]
+            if isinstance(half, ExpertHalf):
+                x_TH = moe(ordinal, x_TH, half)
+                ordinal += 1
+            else:
+                x_TH = half(x_TH)
         sampled_BH = rms_norm(x_TH[batch.sample_rows_B], self.shared.norm_H, arch.rms_eps)
         logits_BV = linear(sampled_BH, self.shared.lm_head_VH)
         return logits_BV if multipliers.logits == 1.0 else logits_BV / multipliers.logits
-
-    def _mlp(self, ordinal: int, x_TH: Tensor, weights: LayerWeights, moe: Moe) -> Tensor:
-        """A dense layer, or the routed experts and then the shared one."""
-        act = self.arch.expert.act
-        if weights.router is None:
-            assert weights.dense is not None, "a layer has experts or is dense"
-            return mlp(x_TH, weights.dense, act)
-        out_TH = moe(ordinal, x_TH, weights.router)
-        if weights.shared is None:
-            return out_TH
-        return out_TH + mlp(x_TH, weights.shared, act)
 
 
 def _times(x_TH: Tensor, multiplier: float) -> Tensor:

@@ -6,10 +6,11 @@ so, and `transformers` does not read it.
 
 from __future__ import annotations
 
+from moe_kernels.router import ExpertGroups, RouterSpec
 from moe_worker.model.families import deepseek
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
-from moe_worker.model.spec import ExpertGroups, ModelSpec, RouterSpec
+from moe_worker.model.spec import ModelSpec
 
 _METHODS = ("greedy", "group_limited_greedy")
 

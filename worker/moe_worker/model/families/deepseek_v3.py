@@ -6,10 +6,11 @@ scaled. Other models of the same architecture (Kimi-K2) are described by the sam
 
 from __future__ import annotations
 
+from moe_kernels.router import ExpertGroups, RouterSpec
 from moe_worker.model.families import deepseek
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
-from moe_worker.model.spec import ExpertGroups, ModelSpec, RouterSpec
+from moe_worker.model.spec import ModelSpec
 
 
 def describe(config: Fields) -> ModelSpec:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moe_kernels.activation import SwigluOai
+from moe_kernels.router import RouterSpec
 from moe_worker.model.families import hub_names
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
 from moe_worker.model.mxfp4 import Mxfp4
-from moe_worker.model.spec import ExpertSpec, ModelSpec, RopeSpec, RouterSpec
+from moe_worker.model.spec import ExpertSpec, ModelSpec, RopeSpec
 from moe_worker.model.tensors import LayerTensors, ModelTensors, Roles, Stored, stored
 
 THETA = 150000.0

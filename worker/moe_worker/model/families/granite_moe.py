@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from moe_kernels.router import RouterSpec
 from moe_worker.model.families import hub_names
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
-from moe_worker.model.spec import ExpertSpec, ModelSpec, Multipliers, RouterSpec
+from moe_worker.model.spec import ExpertSpec, ModelSpec, Multipliers
 from moe_worker.model.tensors import LayerTensors, ModelTensors, Roles, Stored, stored
 
 

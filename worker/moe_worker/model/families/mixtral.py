@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from moe_kernels.router import RouterSpec
 from moe_worker.model.families import hub_names
 from moe_worker.model.families.family import Family
 from moe_worker.model.fields import Fields
-from moe_worker.model.spec import ExpertSpec, ModelSpec, RouterSpec
+from moe_worker.model.spec import ExpertSpec, ModelSpec
 from moe_worker.model.tensors import LayerTensors, ModelTensors, Roles, stored
 
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from moe_worker.expert.router import choose_experts
-from moe_worker.model.spec import ExpertGroups, ModelUnreadable, RouterSpec
+from moe_kernels.reference import router as reference
+from moe_kernels.router import ExpertGroups, RouterSpec, UnfitRouter, choose_experts
 
-LOGITS = st.one_of(
-    st.floats(-30, 30, width=32),
-    st.sampled_from([0.0, 1.0, -1.0, 2.5]),
-)
+pytestmark = pytest.mark.usefixtures("implementation")
+
+LOGITS = st.integers(-240, 240).map(lambda eighths: eighths / 8)
+"""Equal or well apart: an exponential's last bits must not decide."""
 
 
 @st.composite
@@ -127,6 +127,18 @@ def test_what_is_no_number_stays_with_its_token(spec: RouterSpec, data: st.DataO
             assert bool(weights[row].isnan().all())
 
 
+@settings(deadline=None, max_examples=60)
+@given(routers(), st.data())
+def test_all_choose_as_the_reference_does(spec: RouterSpec, data: st.DataObject) -> None:
+    """Also among logits that are no numbers."""
+    odd = st.one_of(LOGITS, st.sampled_from([math.nan, math.inf, -math.inf]))
+    logits, bias = drawn(data, spec, odd)
+    ids, weights = choose_experts(logits, spec, bias)
+    wanted_ids, wanted = reference.choose_experts(logits, spec, bias)
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights, wanted, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
 def test_equal_scores_go_to_the_lowest_ids() -> None:
     ids, weights = choose_experts(torch.zeros((3, 8)), RouterSpec(8, 3))
     assert ids.tolist() == [[0, 1, 2]] * 3
@@ -170,7 +182,7 @@ def test_a_row_is_bit_equal_in_a_wide_batch(seed: int, row: int, top_k: int) -> 
     ],
 )
 def test_a_router_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ModelUnreadable, match=message):
+    with pytest.raises(UnfitRouter, match=message):
         dataclasses.replace(RouterSpec(8, 2), **fields)
 
 
@@ -191,9 +203,9 @@ def test_c07_groups_of_one_expert_are_no_groups(num_tokens: int, seed: int) -> N
 
 
 def test_c07_more_than_there_is_to_choose_from_is_refused_naming_both() -> None:
-    with pytest.raises(ModelUnreadable, match="is 4: must be 1 to the 3 experts"):
+    with pytest.raises(UnfitRouter, match="is 4: must be 1 to the 3 experts"):
         RouterSpec(3, 4)
-    with pytest.raises(ModelUnreadable, match="n_group 4 does not divide the 10 experts"):
+    with pytest.raises(UnfitRouter, match="n_group 4 does not divide the 10 experts"):
         RouterSpec(10, 2, groups=ExpertGroups(4, 2))
     assert RouterSpec(10, 2).groups is None
 

@@ -1,12 +1,6 @@
-"""Which experts a token goes to and with what weights.
+"""The choice of experts with torch's stable sort.
 
-The gate's logits come from `moe_kernels.linear` in `layer`; `routing_table` then says where the
-chosen experts live. Everything here is per row and in a fixed order of additions, so a token's
-choice does not depend on what shares its batch.
-
-Logits that are no numbers are not hidden: a token with a NaN among its logits (or +inf, where the
-score is a softmax) still gets K different experts, always the same, and weights of NaN, so that the
-fault shows in its own output and in no other token's.
+Neighbour: `moe_kernels.router` is the contract and says what comes of logits that are no numbers.
 
 Letters: T tokens, E logical experts, K choices a token, G groups, M experts of a group.
 """
@@ -16,28 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moe_worker.model.spec import ExpertGroups, RouterSpec
+from moe_kernels.router import ExpertGroups, RouterSpec
 
 
 def choose_experts(
     logits_TE: Tensor, spec: RouterSpec, selection_bias_E: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The `spec.top_k` best experts of each token, best first; among equals the lowest id wins.
-
-    Args:
-        logits_TE: any float dtype; scores are computed in float32.
-        selection_bias_E: float32, added to the scores for the choice only; given exactly when
-            `spec.bias_for_selection`.
-
-    Returns (ids int64 [T, K], weights float32 [T, K]).
-
-    Raises:
-        ValueError: the logits or the bias are not of this router.
-    """
-    if logits_TE.shape[1] != spec.num_experts:
-        raise ValueError(f"{logits_TE.shape[1]} logits a token for {spec.num_experts} experts")
-    if (selection_bias_E is not None) != spec.bias_for_selection:
-        raise ValueError("a selection bias is given exactly when the router has one")
     scores_TE = _scores(logits_TE.to(torch.float32), spec)
     ranking_TE = scores_TE if selection_bias_E is None else scores_TE + selection_bias_E
     if spec.groups is not None:
