@@ -124,6 +124,8 @@ def _fastest(device: str | None) -> Name:
     candidates = NAMES if device is None else _DEVICES[device]
     for name in reversed(candidates):
         hindrance = _hindrance(name)
+        if hindrance is None and name == "gpu" and is_interpreted():
+            hindrance = "interpreted kernels are for tests"
         if hindrance is None:
             return name
         if device is not None:
@@ -147,9 +149,15 @@ def _hindrance(name: Name) -> str | None:
         # The one thing here that needs torch, and only where GPU kernels could run at all.
         import torch
 
-        if not torch.cuda.is_available():
+        if not torch.cuda.is_available() and not is_interpreted():
             return "there is no GPU"
     return None
+
+
+def is_interpreted() -> bool:
+    """Whether kernels of `gpu` are to run in Triton's interpreter, on a CPU and for tests: the
+    variable is Triton's own."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _own(name: Name, operation: str, function: str) -> Callable[..., object] | None:

@@ -18,6 +18,7 @@ from moe_kernels.kv_pages import (
     append_latent,
     read,
 )
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -54,7 +55,7 @@ def spread(tokens: int, heads: int, dim: int, seed: int) -> Tensor:
     with_scales=st.booleans(),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_the_bytes_are_the_oracles(
     kv_format: KvFormat,
     tokens: int,

@@ -20,6 +20,7 @@ from moe_kernels.attention_plan import AttentionRows, plan_attention
 from moe_kernels.kv_formats import KV_FORMATS, HeadsShape, KvFormat, KvFormatName, LatentShape
 from moe_kernels.kv_pages import KvPages, LayerScales, allocate_pages, append, append_latent, read
 from moe_kernels.paged_attention import paged_attention
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -110,18 +111,20 @@ def make_world(
 
 
 @given(world=worlds())
-@settings(max_examples=40, deadline=None)
-def test_it_agrees_with_the_oracle(world: World) -> None:
-    """Values are near 1, scores reach some tens, each with a rounding of up to 4e-6."""
+@settings(max_examples=examples(40), deadline=None)
+def test_it_agrees_with_the_oracle(implementation: switch.Name, world: World) -> None:
+    """Values are near 1, scores reach some tens, each with a rounding of up to 4e-6; tensor cores
+    cut what they add instead of rounding it."""
+    atol = 1e-4 if implementation == "gpu" else 2e-5
     found = world.attend(world.whole)
     with switch.using("reference"):
         expected = world.attend(world.whole)
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=2e-5)
+        torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
 @given(world=worlds(), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_row_is_bit_equal_in_any_step_on_any_pages(world: World, data: st.DataObject) -> None:
     together = world.attend(world.whole)
     pieces: list[Piece] = []
@@ -158,14 +161,21 @@ def permuted(world: World, places: list[int]) -> World:
 
 
 @pytest.mark.parametrize("name", KV_FORMATS)
-def test_four_bits_or_more_give_the_bits_of_the_values_they_stand_for(name: KvFormatName) -> None:
+def test_four_bits_or_more_give_the_bits_of_the_values_they_stand_for(
+    implementation: switch.Name, name: KvFormatName
+) -> None:
+    """On a GPU the values, but other sums: float32 pages have no part in its tensor cores."""
     world = make_world(name, [70, 33])
     wide = allocate_pages(KvFormat("fp32"), HeadsShape(2, 64), world.pages.num_blocks, 16)
     for side, values in enumerate(read(world.pages, torch.arange(len(wide.tensors[0]))[:, None])):
         wide.parts[0].data[:, side] = values
     expected = dataclasses.replace(world, pages=wide).attend(world.whole)
     found = world.attend(world.whole)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    for one, other in zip(found, expected, strict=True):
+        if implementation == "gpu":
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+        else:
+            assert torch.equal(one, other)
 
 
 def test_no_tokens_give_no_rows() -> None:
@@ -212,7 +222,7 @@ def test_a_querys_nan_stays_its_own() -> None:
     assert torch.equal(found, clean)
 
 
-def test_infinite_and_huge_scores_follow_the_oracle() -> None:
+def test_infinite_and_huge_scores_follow_the_oracle(implementation: switch.Name) -> None:
     world = make_world("fp32", [40])
     data = world.pages.parts[0].data
     data[world.tables[0][1], 0, 0, 3] *= 1e20
@@ -221,12 +231,15 @@ def test_infinite_and_huge_scores_follow_the_oracle() -> None:
     with switch.using("reference"):
         expected = world.attend(world.whole)[0]
     assert bool(found[:19].isfinite().all())
-    torch.testing.assert_close(found[:19], expected[:19], rtol=0, atol=5e-6)
+    atol = 1e-4 if implementation == "gpu" else 5e-6
+    torch.testing.assert_close(found[:19], expected[:19], rtol=0, atol=atol)
     assert torch.equal(found.isnan(), expected.isnan())
 
 
 @pytest.mark.parametrize("name", [name for name in KV_FORMATS if name != "k8v4"])
-def test_latents_agree_with_the_oracle_and_with_themselves(name: KvFormatName) -> None:
+def test_latents_agree_with_the_oracle_and_with_themselves(
+    implementation: switch.Name, name: KvFormatName
+) -> None:
     generator = torch.Generator().manual_seed(1)
     pages = allocate_pages(KvFormat(name), LatentShape(96, 32), 6, 16)
     latents = torch.randn(80, 96, generator=generator)
@@ -236,7 +249,8 @@ def test_latents_agree_with_the_oracle_and_with_themselves(name: KvFormatName) -
     found = paged_attention(q_THD, pages, whole)
     with switch.using("reference"):
         expected = paged_attention(q_THD, pages, whole)
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-6)
+    atol = 1e-4 if implementation == "gpu" else 5e-6
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
     for token in (0, 15, 16, 79):
         one = plan_attention([AttentionRows(token, 1, range(1, 6))], 16)
         assert torch.equal(paged_attention(q_THD[token : token + 1], pages, one)[0], found[token])

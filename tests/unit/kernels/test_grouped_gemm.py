@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.mxfp4 import dequantize_mxfp4, quantize_mxfp4
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -126,7 +127,7 @@ def crowds(draw: st.DrawFn) -> tuple[list[int], list[int], torch.dtype]:
     return counts, sorted(draw(again)), dtype
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(crowds())
 def test_any_crowd_the_same_bits(case: tuple[list[int], list[int], torch.dtype]) -> None:
     counts, again, dtype = case

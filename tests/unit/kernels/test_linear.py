@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moe_kernels.linear import linear
 from moe_kernels.reference.linear import TILE_ROWS
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -80,7 +81,7 @@ def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, list[int]]:
     return x, w, draw(st.lists(st.integers(0, rows - 1), max_size=40))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(batches())
 def test_any_company_any_place_any_shape_the_same_bits(
     case: tuple[Tensor, Tensor, list[int]],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.permute import sort_by_slot
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -24,6 +25,7 @@ def slot_tables(draw: st.DrawFn) -> tuple[torch.Tensor, int]:
     return torch.tensor(rows, dtype=torch.int64).reshape(-1, top_k), num_slots
 
 
+@settings(max_examples=examples(100))
 @given(slot_tables())
 def test_order_is_the_stable_grouping_of_a_naive_loop(case: tuple[torch.Tensor, int]) -> None:
     slots_TK, num_slots = case

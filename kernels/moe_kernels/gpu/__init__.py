@@ -1,0 +1,1 @@
+"""The operations compiled for GPUs by Triton."""
