@@ -12,9 +12,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
+
+from moe_kernels import implementation
+from moe_kernels.activation import SILU, gated
+from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.kv_formats import HeadsShape, KvFormat
+from moe_kernels.kv_pages import allocate_pages, append
+from moe_kernels.linear import linear
+from moe_kernels.norm_rope import rms_norm, rope
+from moe_kernels.paged_attention import paged_attention
+from moe_kernels.permute import sort_by_slot
 
 H200 = GPUTarget("cuda", 90, 32)
 
@@ -76,3 +88,29 @@ def _usage(cubin: bytes) -> tuple[int, int]:
         word.split(":", 1) for word in told.split() if word.startswith(("REG:", "STACK:"))
     )
     return int(numbers["REG"]), int(numbers["STACK"])
+
+
+def run_contracts() -> None:
+    """A small call of every operation: bfloat16 weights, FP4 pages, a sequence long enough to be
+    split."""
+    bfloat16 = torch.bfloat16
+    x = torch.zeros(4, 256)
+    w = torch.zeros(2, 512, 256, dtype=bfloat16)
+    linear(x, w[0])
+    expert_mlp(x, torch.tensor([0, 1, 4]), w, torch.zeros(2, 256, 256, dtype=bfloat16))
+    rms_norm(x, w[0, 0], 1e-6)
+    rope(torch.zeros(4, 2, 128), torch.zeros(4, 64), torch.zeros(4, 64))
+    gated(x, SILU)
+    sort_by_slot(torch.zeros(2, 2, dtype=torch.int64), 2)
+    pages = allocate_pages(KvFormat("nvfp4"), HeadsShape(2, 128), 64, 16)
+    append(pages, torch.zeros(1, 2, 128), torch.zeros(1, 2, 128), torch.zeros(1, dtype=torch.int64))
+    plan = plan_attention([AttentionRows(1000, 1, range(63))], 16)
+    paged_attention(torch.zeros(1, 16, 128), pages, plan)
+
+
+if __name__ == "__main__":
+    kernels = compile_only()
+    implementation._chosen = "gpu"  # which could not be selected where there is none
+    run_contracts()
+    for kernel in kernels:
+        print(kernel.name, kernel.registers, kernel.spilled_bytes, kernel.shared_bytes)
