@@ -18,14 +18,13 @@ from bench.engines import serving, workload
 from bench.engines.cold_start import measure_starts
 from bench.engines.workload import Figure, Task, Tell
 from moe_api.worker import WorkerConfig
-from moe_worker.bench.solo import KvFormatName, Shape, SoloEngine, random_answer, running, wait_for
-from moe_worker.bench.step_log import Step, StepLog, decode_seconds
+from moe_worker.bench.solo import KvFormatName, Shape, SoloEngine, random_answer, running
+from moe_worker.bench.steady import SPARE_STEPS, Steady, decode
+from moe_worker.bench.step_log import Step, StepLog
 from moe_worker.engine.sampling_params import SamplingParams
 
 COUNTED_STEPS = 10
 """At the end of a row, in which touched experts are counted; not among the timed ones."""
-SPARE_STEPS = 24
-"""In which the last request begins while the first ones decode already."""
 SHORT_ROWS = {*(f"decode-{batch}" for batch in workload.DECODE_BATCHES), "arrivals", "ttft"}
 
 
@@ -85,26 +84,17 @@ def _steady(
 ) -> tuple[list[float], float]:
     """Seconds of steps in which all sequences decode, and the experts that a layer touches."""
     loaded, counts = solo.loaded, []
+    counted_from = workload.SKIPPED_STEPS + steps
+    steady = Steady(batch, prompt_tokens, counted_from + COUNTED_STEPS, seed)
     num_full = 0
 
     def count(step: Step) -> None:
         nonlocal num_full
-        num_full += step.num_tokens == batch and not step.num_prompts
-        if num_full > workload.SKIPPED_STEPS + steps:
+        num_full += steady.is_full(step)
+        if num_full > counted_from:
             counts.append(np.asarray(loaded.counters.snapshot().served_LS))
 
-    solo.log.clear()
-    solo.log.on_step = count
-    max_tokens = SPARE_STEPS + workload.SKIPPED_STEPS + steps + COUNTED_STEPS
-    seeds = range(1000 * seed, 1000 * seed + batch)
-    prompts = [solo.random_ids(of, prompt_tokens) for of in seeds]
-    answers = [
-        solo.ask(prompt, random_answer(max_tokens, of))
-        for prompt, of in zip(prompts, seeds, strict=True)
-    ]
-    wait_for(answers)
-    solo.log.on_step = None
-    seconds = decode_seconds(solo.log.steps, batch)[workload.SKIPPED_STEPS :][:steps]
+    seconds = decode(solo, steady, count)[workload.SKIPPED_STEPS : counted_from]
     touched = [(after > before).sum(axis=1).mean() for before, after in pairwise(counts)]
     return seconds, float(np.mean(touched))
 

@@ -16,10 +16,11 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal, ParamSpec, TypeVar, cast, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 Name = Literal["reference", "cpu", "gpu"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -34,6 +35,7 @@ R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 _chosen: Name | None = None
+_watcher: Watcher | None = None
 
 
 class UnknownImplementation(ValueError):
@@ -82,6 +84,34 @@ def using(wanted: str) -> Iterator[None]:
         _chosen = before
 
 
+@dataclass(frozen=True)
+class Call:
+    """One call of a contract, not yet run."""
+
+    operation: str
+    function: str
+    args: tuple[Any, ...]
+    run: Callable[[], Any]
+    """By the implementation in force."""
+    compose: Callable[[], Any]
+    """By the contract's body: of an operation made of others, those one after the other."""
+
+
+Watcher = Callable[[Call], Any]
+"""Runs the call, one way or the other, and returns its result."""
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """For profiles: every call of any thread goes through `watcher` for a while."""
+    global _watcher
+    _watcher = watcher
+    try:
+        yield
+    finally:
+        _watcher = None
+
+
 def available() -> tuple[Name, ...]:
     """Those that can run here, the oracle first."""
     return tuple(name for name in NAMES if _hindrance(name) is None)
@@ -103,7 +133,13 @@ def implemented(contract: Callable[P, R]) -> Callable[P, R]:
         if name not in found:
             own = _own(name, operation, function)
             found[name] = contract if own is None else cast("Callable[P, R]", own)
-        return found[name](*args, **kwargs)
+        if _watcher is None:
+            return found[name](*args, **kwargs)
+        call = Call(
+            operation, function, args,
+            partial(found[name], *args, **kwargs), partial(contract, *args, **kwargs),
+        )  # fmt: skip
+        return cast("R", _watcher(call))
 
     return run
 

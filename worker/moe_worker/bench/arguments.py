@@ -6,9 +6,12 @@ Neighbours: `flags` reads their values, `options` is what comes of them.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from moe_kernels.implementation import NAMES
 from moe_worker.bench.arrivals import ClosedLoop, OpenLoop
 from moe_worker.bench.bench_error import BenchError
 from moe_worker.bench.flags import checked, number, whole
@@ -18,7 +21,11 @@ from moe_worker.bench.options import Options
 from moe_worker.bench.prompts import Synthetic
 from moe_worker.bench.target import Endpoint, Sampling, parse_url
 
+if TYPE_CHECKING:
+    from moe_worker.bench.profile import ProfileOptions
+
 ENV_API_KEY = "OPENAI_API_KEY"
+KV_FORMATS = ("auto", "fp32", "bf16", "fp8", "k8v4", "nvfp4", "mxfp4")
 MAX_REQUESTS = 10_000_000
 MAX_CONNECTIONS = 4096
 MAX_SECONDS = 7 * 86400.0
@@ -32,6 +39,7 @@ examples:
   moe-worker bench --url http://127.0.0.2:8000 --rate 4 --duration 60 \\
       --prompt-tokens uniform:50,400 --max-tokens uniform:16,128 --shared-prefix-tokens 40 \\
       --slo-ttft-ms 500 --slo-itl-ms 50 --json result.json
+  moe-worker bench --profile --model examples/tiny-moe
 """
 
 
@@ -42,14 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser, environment: Mapping[str, str
     _add_traffic(parser)
     _add_prompts(parser)
     _add_results(parser)
+    _add_profile(parser)
 
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("server")
+    server.add_argument("--url", type=checked(parse_url), help="http://host:port, /v1 may follow")
     server.add_argument(
-        "--url", type=checked(parse_url), required=True, help="http://host:port, /v1 may follow"
+        "--model", help="default: the first of /v1/models; with --profile a model's folder"
     )
-    server.add_argument("--model", help="default: the first of /v1/models")
     server.add_argument(
         "--endpoint", choices=[endpoint.value for endpoint in Endpoint],
         default=Endpoint.COMPLETIONS.value, help="default: %(default)s",
@@ -153,12 +162,46 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_profile(parser: argparse.ArgumentParser) -> None:
+    profile = parser.add_argument_group("profile", "of these flags it heeds --model and --json too")
+    profile.add_argument(
+        "--profile", action="store_true", help="where a step goes, in this process; needs --model"
+    )
+    profile.add_argument(
+        "--threads", type=whole(1, 1024), default=os.cpu_count() or 1, metavar="N",
+        help="of a kernel (default: %(default)s, all of this machine)",
+    )  # fmt: skip
+    profile.add_argument(
+        "--kv",
+        choices=KV_FORMATS,
+        default="nvfp4",
+        help="format of the cache (default: %(default)s)",
+    )
+    profile.add_argument(
+        "--kernels", choices=("auto", *NAMES), default="auto",
+        help="whose operations compute (default: the fastest that runs here)",
+    )  # fmt: skip
+
+
+def profile_options_of(parsed: argparse.Namespace) -> ProfileOptions:
+    """Raises BenchError, naming the flag."""
+    from moe_worker.bench.profile import ProfileOptions
+
+    if parsed.url is not None:
+        raise BenchError("--profile measures no server: leave --url out")
+    if parsed.model is None:
+        raise BenchError("--profile needs --model, the folder of a model")
+    return ProfileOptions(Path(parsed.model), parsed.kv, parsed.kernels, parsed.threads)
+
+
 def options_of(parsed: argparse.Namespace) -> Options:
     """Flags that make sense alone, checked against each other.
 
     Raises:
         BenchError: naming the flag, and the way out.
     """
+    if parsed.url is None:
+        raise BenchError("--url is missing: the server to measure, as in http://127.0.0.2:8000")
     if parsed.rate is None and parsed.max_connections is not None:
         raise BenchError("--max-connections is for --rate; --concurrency has as many as users")
     num_requests = parsed.requests

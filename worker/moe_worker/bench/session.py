@@ -10,7 +10,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -75,9 +75,13 @@ def read_source(options: Options) -> list[FilePrompt] | Synthetic:
 def tell(found: Report, json_path: Path | None) -> None:
     """The table for people; JSON where it was asked for."""
     Console(stderr=json_path == STDOUT, highlight=False).print(render(found))
-    if json_path is None:
-        return
-    text = json.dumps(found.to_wire(), indent=2, allow_nan=False)
+    if json_path is not None:
+        write_json(found.to_wire(), json_path)
+
+
+def write_json(found: Mapping[str, object], json_path: Path) -> None:
+    """Raises BenchError."""
+    text = json.dumps(found, indent=2, allow_nan=False)
     if json_path == STDOUT:
         print(text)
         return

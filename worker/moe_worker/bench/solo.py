@@ -197,12 +197,16 @@ def running(
     Raises:
         BenchError: it cannot; ImplementationUnavailable, UnknownImplementation: of the kernels.
     """
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    implementation.select(kernels)
-    solo = SoloEngine(model, shape, log)
-    warm_up(kernel_needs(solo.arch), report)
     try:
-        solo.start()
-        yield solo
+        with implementation.using(kernels):
+            solo = SoloEngine(model, shape, log)
+            warm_up(kernel_needs(solo.arch), report)
+            try:
+                solo.start()
+                yield solo
+            finally:
+                solo.stop()
     finally:
-        solo.stop()
+        torch.set_num_threads(threads_before)
