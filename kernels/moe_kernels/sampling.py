@@ -2,7 +2,9 @@
 
 A choice is a pure function of the row's logits, its parameters and the token's position: it does
 not depend on the batch, a restart or an earlier draw. One uniform number per token, hashed from
-(seed, position), picks from the sorted probabilities.
+(seed, position), picks from the probabilities of the kept tokens in order of id, so that nothing
+need be sorted. Probabilities are whole numbers: their sums are exact in any order, and every
+implementation draws the same token.
 
 Letters: B sequences, V vocabulary.
 """
@@ -10,26 +12,34 @@ Letters: B sequences, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from moe_kernels.implementation import implemented
+
 _MASK = (1 << 64) - 1
 BAN = -100.0
 """A bias of this or less forbids its token, as OpenAI's documentation promises."""
+ONE = 1 << 40
+"""The weight of the most probable token; at most 2²³ of them fit a sum of int64."""
+_LIMITS = np.finfo(np.float32)
 
 Row = npt.NDArray[np.float32]
 
 
 class NonFiniteLogits(ValueError):
-    """A row of logits has no finite maximum; choosing a token from it would hide a fault."""
+    """Rows of logits have no finite maximum; choosing a token from them would hide a fault."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__(f"logits of rows {list(rows)} are not finite")
+        self.rows = tuple(rows)
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """Which of the tempered probabilities may be drawn; the defaults keep all of them."""
 
     temperature: float = 0.0
@@ -41,25 +51,54 @@ class Cut:
     """Least probability, as a share of the largest one."""
 
 
+@implemented
 def sample(
     logits_BV: Tensor, cuts_B: Sequence[Cut], seeds_B: Sequence[int], positions_B: Sequence[int]
 ) -> Tensor:
     """Token ids int64 [B] on the CPU of float32 logits.
 
-    Temperature 0 takes the largest logit, the lowest id on ties. Otherwise one of the `top_k` most
-    probable tokens is drawn by probability; among these, of the smallest set whose mass reaches
-    `top_p`, and only such with `min_p` times the probability of the first.
+    Temperature 0 takes the largest logit, the lowest id on ties. Otherwise, with t the factor
+    that `steepness` gives of the temperature, a token has
+      the distance d = (largest logit - its logit) * t, two roundings to float32, and
+      the weight w = floor(ONE * e^-d), e^ by `exponential`.
+    Of the tokens by distance, the lowest id first on ties, the first `top_k` are kept; of these,
+    where top_p < 1, the fewest whose weights reach `share(top_p, their sum)`; and of these, all
+    with w >= `share(min_p, ONE)`. With W the sum of the weights kept, the token drawn is the first
+    in order of id at which the running sum exceeds `place(uniform(seed, position), W)`.
     Raises NonFiniteLogits for NaN, +inf, or a row of -inf alone.
     """
-    logits = as_rows(logits_BV)
-    unusable = unusable_rows(logits)
-    if unusable:
-        raise NonFiniteLogits(f"logits of rows {unusable} are not finite")
-    tokens = logits.argmax(axis=1).astype(np.int64)
-    for row, cut in enumerate(cuts_B):
-        if cut.temperature > 0.0:
-            tokens[row] = _draw(logits[row], cut, uniform(seeds_B[row], positions_B[row]))
-    return torch.from_numpy(tokens)
+    from moe_kernels.reference import sampling as reference
+
+    return reference.sample(logits_BV, cuts_B, seeds_B, positions_B)
+
+
+def steepness(temperature: float) -> np.float32:
+    """1 / temperature, kept where neither 0 nor infinity times it is no number."""
+    return np.float32(min(max(1.0 / temperature, float(_LIMITS.tiny)), float(_LIMITS.max)))
+
+
+def share(part: float, whole: int) -> int:
+    """The least weight that is `part` of the whole, in float64: at least 0, at most `whole`."""
+    return min(int(np.ceil(part * float(whole))), whole)
+
+
+def place(u: float, whole: int) -> int:
+    """The place of 0 <= u < 1 among `whole` of them, in float64: at most whole - 1."""
+    return min(int(u * float(whole)), whole - 1)
+
+
+def exponential(x_V: Row) -> Row:
+    """e^x of float32 x <= 0 by additions and products that are rounded one by one, so that others
+    can give the same bits: 2^n times a polynomial. Below -87 as at -87."""
+    bounded = np.maximum(x_V, np.float32(-87))
+    n = np.floor(bounded * np.float32(1.4426950408889634) + np.float32(0.5))
+    # The first part of ln 2 has few bits: its product with n is exact.
+    f = bounded - n * np.float32(0.693359375) - n * np.float32(-2.12194440e-4)
+    power = np.full_like(f, np.float32(1 / 5040))
+    for divisor in (720, 120, 24, 6, 2, 1, 1):
+        power = np.float32(1 / divisor) + f * power
+    scaled: Row = np.ldexp(power, n.astype(np.int32))
+    return scaled
 
 
 def as_rows(logits_BV: Tensor) -> Row:
@@ -147,17 +186,3 @@ def _mix(state: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
-
-
-def _draw(logits_V: Row, cut: Cut, u: float) -> int:
-    scaled = (logits_V.astype(np.float64) - float(logits_V.max())) / cut.temperature
-    order = np.argsort(-scaled, kind="stable")[: cut.top_k or None]
-    weights = np.exp(scaled[order])
-    mass = np.cumsum(weights)
-    # Strictly less: a token belongs to the nucleus if the mass before it has not reached top_p.
-    kept = int(np.searchsorted(mass, cut.top_p * mass[-1], side="left")) + 1
-    if cut.min_p > 0.0:
-        kept = min(kept, int(np.searchsorted(-weights, -cut.min_p * weights[0], side="right")))
-    kept = min(kept, len(mass))
-    place = min(int(np.searchsorted(mass[:kept], u * mass[kept - 1], "right")), kept - 1)
-    return int(order[place])

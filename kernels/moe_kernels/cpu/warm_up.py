@@ -25,10 +25,12 @@ from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
 from moe_kernels.router import RouterSpec
+from moe_kernels.sampling import Cut, sample
 from moe_kernels.warm_up import Needs, Step
 
 _WIDTH = 16
 _MANY_TOKENS = 1 << 13
+_MANY_LOGITS = 1 << 16
 """Enough for a second thread."""
 
 
@@ -55,6 +57,7 @@ def _all(needs: Needs) -> list[Step]:
         Step("rope", _rope),
         Step("activation", lambda: gated(torch.zeros(1, 2 * _WIDTH), needs.act)),
         Step("copies", _copies),
+        Step("sampling", _sampling),
         Step("sort", lambda: sort_by_slot(torch.zeros(1, 1, dtype=torch.int64), 1)),
     ]
 
@@ -106,6 +109,12 @@ def _norm(dtype: torch.dtype) -> None:
 def _rope() -> None:
     table = torch.zeros(1, _WIDTH // 2)
     rope(torch.zeros(1, 1, _WIDTH), table, table)
+
+
+def _sampling() -> None:
+    """Cuts are numbers to the kernels, not types."""
+    for size in (_WIDTH, _MANY_LOGITS):  # without and with other threads
+        sample(torch.zeros(2, size), [Cut()] * 2, [0] * 2, [0] * 2)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -15,10 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moe_kernels import sampling
-from moe_kernels.sampling import Cut, NonFiniteLogits, sample, uniform
+from moe_kernels.implementation import using
+from moe_kernels.sampling import ONE, Cut, NonFiniteLogits, sample, uniform
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 PROBABILITIES = [0.5, 0.25, 0.15, 0.1]
 DRAWS = 4000
+MOST_DRAWS = 300
 
 
 def draw_many(logits: list[float], cut: Cut, seed: int = 1) -> Counter[int]:
@@ -96,14 +100,125 @@ def test_noise_changes_with_seed_and_position_and_is_even() -> None:
     assert 0.0 <= uniform(-1, 2**40) < 1.0
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
-    with pytest.raises(NonFiniteLogits, match=r"rows \[1\]"):
-        greedy(torch.tensor([[0.0, 1.0], [bad, 0.0]]))
+NO_NUMBERS = [math.nan, -math.nan, math.inf]
+
+
+@pytest.mark.parametrize("bad", NO_NUMBERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_refused(bad: float, temperature: float) -> None:
+    rows = torch.tensor([[0.0, 1.0], [bad, 0.0], [0.0, bad], [-math.inf, 0.0], [-math.inf] * 2])
+    with pytest.raises(NonFiniteLogits, match=r"rows \[1, 2, 4\]") as caught:
+        sample(rows, [Cut(temperature)] * 5, [0] * 5, [0] * 5)
+    assert caught.value.rows == (1, 2, 4)
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert sample(torch.empty(0, 7), [], [], []).tolist() == []
+
+
+def test_zeros_of_both_signs_are_equal() -> None:
+    assert greedy(torch.tensor([[-1.0, -0.0, 0.0], [-1.0, 0.0, -0.0]])) == [1, 1]
+    assert set(draw_many([-0.0, 0.0, -1.0], Cut(1.0, top_k=2))) == {0, 1}
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-7, 1e7, 1e39])
+def test_no_temperature_makes_a_draw_impossible(temperature: float) -> None:
+    drawn = set(draw_many([0.0, 1.0, -math.inf, 1.0], Cut(temperature)))
+    assert drawn == ({1, 3} if temperature < 1 else {0, 1, 3})
 
 
 def test_a_masked_token_is_never_drawn() -> None:
     assert set(draw_many([0.0, -math.inf, 0.0], Cut(1.0))) == {0, 2}
+
+
+def by_definition(logits: Sequence[float], cut: Cut, u: float) -> tuple[list[int], int]:
+    """The kept tokens and the drawn one, token by token; exact probabilities instead of weights."""
+    probability = [math.exp((x - max(logits)) / cut.temperature) for x in logits]
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[: cut.top_k or None]
+    goal = cut.top_p * math.fsum(probability[i] for i in order)
+    kept, reached = [], 0.0
+    for token in order:
+        if reached < goal and probability[token] >= cut.min_p:
+            kept.append(token)
+        reached += probability[token]
+    kept.sort()
+    rest = u * math.fsum(probability[i] for i in kept)
+    for token in kept:
+        rest -= probability[token]
+        if rest < 0:
+            break
+    return kept, token
+
+
+# Halves of the probability before: all masses are exact, and so are ties and edges.
+HALVES = st.lists(st.integers(0, 6), min_size=1, max_size=40)
+CUTS = st.builds(
+    Cut,
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    top_k=st.integers(0, 12),
+    top_p=st.sampled_from([0.01, 0.3, 0.75, 0.97, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+)
+
+
+@given(HALVES, CUTS, st.integers(-(2**70), 2**70), st.integers(0, 2**31))
+def test_a_draw_is_the_definition(halves: list[int], cut: Cut, seed: int, position: int) -> None:
+    logits = [-cut.temperature * math.log(2) * half for half in halves]
+    drawn = int(sample(torch.tensor([logits]), [cut], [seed], [position]))
+    assert drawn == by_definition(logits, cut, uniform(seed, position))[1]
+
+
+@given(HALVES, CUTS)
+def test_what_is_drawn_is_what_is_kept(halves: list[int], cut: Cut) -> None:
+    logits = [-cut.temperature * math.log(2) * half for half in halves]
+    kept = by_definition(logits, cut, 0.0)[0]
+    least = min(2.0 ** -halves[i] for i in kept) / sum(2.0 ** -halves[i] for i in kept)
+    draws = min(MOST_DRAWS, round(12 / least))
+    rows = torch.tensor([logits]).expand(draws, -1)
+    drawn = set(sample(rows, [cut] * draws, [3] * draws, range(draws)).tolist())
+    assert drawn <= set(kept)
+    if draws < MOST_DRAWS:  # so many that each came up
+        assert len(drawn) >= len(kept) * 0.9
+
+
+LEVELS = st.sampled_from([-math.inf, -80.0, -26.0, -3.5, -1.0, -0.0, 0.0, 1.0, 1.0000001, 40.0])
+
+
+@given(
+    st.lists(st.one_of(LEVELS, st.floats(-30, 30, width=32)), min_size=1, max_size=60),
+    st.sampled_from([0.01, 0.7, 1.0, 3.0]),
+    st.integers(0, 70),
+    st.floats(0.0, 1.0, exclude_min=True),
+    st.floats(0.0, 1.0),
+    st.integers(0, 2**40),
+)
+def test_every_implementation_draws_the_same_token(
+    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    if max(logits) == -math.inf:
+        return
+    rows = torch.tensor([logits]).expand(3, -1)
+    cuts = [Cut(temperature, top_k), Cut(temperature, top_k, top_p, min_p), Cut(temperature)]
+    arguments = rows, cuts, [seed] * 3, [0, 1, 2]
+    with using("reference"):
+        wanted = sample(*arguments).tolist()
+    assert sample(*arguments).tolist() == wanted
+
+
+def test_rows_shared_by_threads_are_drawn_as_alone(two_threads: None) -> None:
+    logits = torch.randn(5, 1 << 16, generator=torch.Generator().manual_seed(4)) * 3
+    cuts = [Cut(1.0), Cut(0.8, 50, 0.9), Cut(), Cut(1.0, 0, 0.5), Cut(1.0, 3000, 1.0, 0.001)]
+    together = sample(logits, cuts, range(5), range(5)).tolist()
+    alone = [int(sample(logits[[i]], [cuts[i]], [i], [i])) for i in range(5)]
+    assert together == alone
+
+
+def test_weights_are_the_exponential_to_seven_digits() -> None:
+    x = -np.linspace(0, 80, 10_001, dtype=np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert np.abs(sampling.exponential(x) / exact - 1).max() < 2e-7
+    assert sampling.exponential(row(0.0, -0.0)).tolist() == [1, 1]
+    assert sampling.exponential(row(-28.0)) * ONE < 1
 
 
 def row(*values: float) -> npt.NDArray[np.float32]:

@@ -20,6 +20,7 @@ from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
 from moe_kernels.router import RouterSpec
+from moe_kernels.sampling import Cut, sample
 from moe_kernels.warm_up import Needs, warm_up
 
 pytestmark = pytest.mark.skipif(
@@ -71,6 +72,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         linear,
         norm_rope,
         permute,
+        sampling,
     )
 
     kernels = [
@@ -86,6 +88,8 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         attention.attend_parallel,
         kv_encode.encode_range,
         kv_encode.encode_parallel,
+        sampling.draw_range,
+        sampling.draw_parallel,
     ]
     with implementation.using("cpu"):
         warm_up(NEEDS, lambda *progress: None)
@@ -94,6 +98,10 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         a_cache("k8v4", HeadsShape(3, 32), 600)
         a_layer(1, 8, 6)
         a_layer(40, 300, 130)
+        for rows in (1, 3):
+            sample(
+                torch.ones(rows, 1 << 16), [Cut(0.5, 3, 0.9, 0.1)] * rows, [-1] * rows, [7] * rows
+            )
     after = [list(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
     assert after == before
 

@@ -7,6 +7,7 @@ Neighbours: `moe_kernels.sampling` is the arithmetic; `runner` calls this once p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from moe_worker.engine.events import TokenLogprobs
 from moe_worker.engine.logit_rows import LogitRow
 from moe_worker.engine.sampling_params import GrammarFailed
 from moe_worker.engine.sequence import Sequence
+
+_UNUSABLE = "its logits are not finite, or its biases and its format forbid every token"
 
 
 class Undrawable(Exception):
@@ -45,39 +48,70 @@ def draw(logits_BV: Tensor, rows: Rows[LogitRow]) -> Draws:
     Raises:
         Undrawable: logits are not finite, a grammar failed, or everything is forbidden.
     """
-    draws, reasons = Draws(), {}
-    drawing: list[Sequence] = []
-    chosen_from: list[Row] = []
-    for row, logits_V in zip(rows, sampling.as_rows(logits_BV), strict=True):
-        seq = row.seq
-        try:
-            if row.draws:
-                chosen_from.append(_checked(_adjusted(_checked(logits_V), seq)))
-                drawing.append(seq)
-            else:
-                told = draws.prompt_logprobs.setdefault(seq.request_id, [])
-                told.append(_judged(_checked(logits_V), seq, row.position + 1))
-        except (sampling.NonFiniteLogits, GrammarFailed) as error:
-            reasons[seq.request_id] = str(error)
+    draws, reasons = Draws(), dict[str, str]()
+    judged = [index for index, row in enumerate(rows) if not row.draws]
+    if judged:
+        _judge(sampling.as_rows(logits_BV[judged]), [rows[i] for i in judged], draws, reasons)
+        drawing = [index for index, row in enumerate(rows) if row.draws]
+        rows, logits_BV = [rows[i] for i in drawing], logits_BV[drawing]
+    seqs = [row.seq for row in rows]
+    tokens = _sample(logits_BV, seqs, reasons)
+    wishes = {i: seq for i, seq in enumerate(seqs) if seq.params.adjusts_logits}
+    adjusted = _adjust(logits_BV, wishes, reasons) if wishes else {}
+    if adjusted:
+        # Drawn again from what they wish for: the rows of all others are not copied.
+        wished_BV = torch.from_numpy(sampling.stacked(list(adjusted.values())))
+        for index, token in zip(
+            adjusted, _sample(wished_BV, [seqs[i] for i in adjusted], reasons), strict=True
+        ):
+            tokens[index] = token
     if reasons:
         raise Undrawable(reasons)
-    if drawing:
-        _draw(chosen_from, drawing, draws)
+    for index, (seq, token) in enumerate(zip(seqs, tokens, strict=True)):
+        draws.tokens[seq.request_id] = token
+        if seq.params.num_logprobs is not None:
+            row = adjusted[index] if index in adjusted else sampling.as_rows(logits_BV[index])
+            draws.logprobs[seq.request_id] = _logprobs(row, token, seq.params.num_logprobs)
     return draws
 
 
-def _draw(chosen_from: list[Row], drawing: list[Sequence], draws: Draws) -> None:
-    tokens = sampling.sample(
-        torch.from_numpy(sampling.stacked(chosen_from)),
-        [_cut(seq) for seq in drawing],
-        [seq.params.seed for seq in drawing],
-        [seq.num_tokens for seq in drawing],
-    )
-    for seq, logits_V, token in zip(drawing, chosen_from, tokens.tolist(), strict=True):
-        draws.tokens[seq.request_id] = token
-        if seq.params.num_logprobs is not None:
-            told = _logprobs(logits_V, token, seq.params.num_logprobs)
-            draws.logprobs[seq.request_id] = told
+def _sample(logits_BV: Tensor, seqs: Rows[Sequence], reasons: dict[str, str]) -> list[int]:
+    """A token of each row; where one cannot be had, all are 0 and `reasons` says why."""
+    if not seqs:
+        return []
+    try:
+        tokens: list[int] = sampling.sample(
+            logits_BV,
+            [_cut(seq) for seq in seqs],
+            [seq.params.seed for seq in seqs],
+            [seq.num_tokens for seq in seqs],
+        ).tolist()
+    except sampling.NonFiniteLogits as error:
+        reasons |= {seqs[row].request_id: _UNUSABLE for row in error.rows}
+        return [0] * len(seqs)
+    return tokens
+
+
+def _adjust(
+    logits_BV: Tensor, wishes: Mapping[int, Sequence], reasons: dict[str, str]
+) -> dict[int, Row]:
+    """The rows of those who wish for others than the model's."""
+    adjusted = {}
+    for index, seq in wishes.items():
+        try:
+            adjusted[index] = _adjusted(sampling.as_rows(logits_BV[index]), seq)
+        except GrammarFailed as error:
+            reasons[seq.request_id] = str(error)
+    return adjusted
+
+
+def _judge(logits_BV: Row, rows: Rows[LogitRow], draws: Draws, reasons: dict[str, str]) -> None:
+    """Probabilities of prompt tokens."""
+    reasons |= {rows[i].seq.request_id: _UNUSABLE for i in sampling.unusable_rows(logits_BV)}
+    for row, logits_V in zip(rows, logits_BV, strict=True):
+        if row.seq.request_id not in reasons:
+            told = draws.prompt_logprobs.setdefault(row.seq.request_id, [])
+            told.append(_judged(logits_V, row.seq, row.position + 1))
 
 
 def _adjusted(logits_V: Row, seq: Sequence) -> Row:
@@ -96,14 +130,6 @@ def _adjusted(logits_V: Row, seq: Sequence) -> Row:
         logits_V = sampling.bias(logits_V, params.logit_bias)
     if params.grammar is not None:
         logits_V = sampling.restrict(logits_V, params.grammar.allowed(seq.output))
-    return logits_V
-
-
-def _checked(logits_V: Row) -> Row:
-    if sampling.unusable_rows(logits_V[None]):
-        raise sampling.NonFiniteLogits(
-            "its logits are not finite, or its biases and its format forbid every token"
-        )
     return logits_V
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -70,6 +71,11 @@ class SamplingParams:
         if not self.repetition_penalty > 0.0:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
 
-    @property
+    @cached_property
     def has_penalties(self) -> bool:
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @cached_property
+    def adjusts_logits(self) -> bool:
+        """Whether its tokens are chosen from other logits than the model's."""
+        return self.has_penalties or bool(self.logit_bias) or self.grammar is not None
