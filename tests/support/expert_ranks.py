@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -182,27 +183,29 @@ def trace_dispatch(
 ) -> dict[str, Any]:
     """Send rows that say where they come from through experts that say where they are.
 
-    Returns per choice what came back ([T, 4]: source rank, source token, rank, slot), and how many
-    rows this rank received from each rank.
+    Returns per choice what came back ([T, 4]: source rank, source token, rank, slot), and of how
+    many tokens of each rank this rank received rows.
     """
     own, (num_tokens, top_k) = _exchange.rank, physical_TK.shape
     x_TH = torch.zeros((num_tokens, 4))
     x_TH[:, 0], x_TH[:, 1] = own, torch.arange(num_tokens)
     shape = DispatchShape(4, top_k, slots_per_rank, torch.float32, tokens_per_round, 8)
     dispatcher = Dispatcher(_exchange, shape)
-    came_back, received = [], [0] * _exchange.size
+    came_back = []
+    seen: set[tuple[float, ...]] = set()
     for choice in range(top_k):
         one_hot_TK = torch.zeros((num_tokens, top_k))
         one_hot_TK[:, choice] = 1.0
         batch = dispatcher.begin(x_TH, physical_TK, one_hot_TK, tokens)
-        for piece in batch.slices():
-            here_P = piece.slots_NK.reshape(-1) >= 0
-            y_PH = piece.rows_NH.repeat_interleave(top_k, dim=0)[here_P].clone()
-            y_PH[:, 2], y_PH[:, 3] = own, piece.slots_NK.reshape(-1)[here_P]
-            for row in piece.rows_NH if choice == 0 else []:
-                received[int(row[0])] += 1
+        for piece in batch.pieces():
+            y_PH = piece.rows_PH.clone()
+            y_PH[:, 2] = own
+            for slot, (start, end) in enumerate(itertools.pairwise(piece.offsets.tolist())):
+                y_PH[start:end, 3] = slot
+            seen |= {tuple(row[:2]) for row in piece.rows_PH.tolist()}
             batch.combine(piece, y_PH)
         came_back.append(batch.finish())
+    received = [sum(source == rank for source, _ in seen) for rank in range(_exchange.size)]
     return {"came_back": came_back, "received": received}
 
 

@@ -12,9 +12,11 @@ import torch
 
 from moe_kernels.activation import gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.bins import BinLayout, Bins
 from moe_kernels.copies import Copies, place_choices
 from moe_kernels.cpu.jit import CACHE_FOLDER
 from moe_kernels.cpu.turns import in_turn
+from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
@@ -52,6 +54,7 @@ def _all(needs: Needs) -> list[Step]:
         Step("kv cache", _append),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
         *(Step(f"router {_short(dtype)}", partial(_route, dtype)) for dtype in dtypes),
+        *(Step(f"dispatch {_short(dtype)}", partial(_dispatch, dtype)) for dtype in dtypes),
         *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),
         *(Step(f"norm {_short(dtype)}", partial(_norm, dtype)) for dtype in dtypes),
         Step("rope", _rope),
@@ -96,6 +99,16 @@ def _route(dtype: torch.dtype) -> None:
 def _copies() -> None:
     zeros = torch.zeros(1, dtype=torch.int64)
     place_choices(zeros.view(1, 1), Copies(zeros.view(1, 1), zeros.view(1, 1), zeros), zeros, 0)
+
+
+def _dispatch(dtype: torch.dtype) -> None:
+    """Rows on their way between ranks; a group of one may never need it, but groups change."""
+    layout, x = BinLayout(_WIDTH, 1, dtype), torch.zeros(1, _WIDTH)
+    bins = Bins.allocate(1, 1, layout, torch.device("cpu"))
+    here = torch.zeros(1, 1, dtype=torch.int64)
+    pack(bins, x, here, 1, [0])
+    piece = unpack(bins, [(0, 1)], 1)
+    add_up(torch.empty_like(x), here, x[:, :1], 1, 0, piece.rows_PH, piece.row_P, x[:0], [0])
 
 
 def _linear(dtype: torch.dtype) -> None:

@@ -160,7 +160,7 @@ def test_every_row_comes_back_from_where_it_was_sent(
             assert torch.equal(back[sent, 1], torch.arange(len(table))[sent].float())
             assert torch.equal(back[sent, 2] * slots_per_rank + back[sent, 3],
                                table[sent, choice].float())  # fmt: skip
-        # One row per token and destination, however many of its experts live there.
+        # Of every token that has a choice there, and of no other.
         for source, other in enumerate(physical):
             touched = ((other // slots_per_rank == rank) & (other >= 0)).any(dim=1).sum()
             assert result["received"][source] == touched

@@ -8,7 +8,9 @@ import torch
 from moe_kernels import implementation
 from moe_kernels.activation import SwigluOai, gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.bins import BinLayout, Bins
 from moe_kernels.copies import Copies, place_choices
+from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
@@ -48,6 +50,11 @@ def a_layer(tokens: int, hidden: int, inner: int) -> None:
     rope(x.view(tokens, 2, -1), torch.ones(tokens, 2), torch.ones(tokens, 2))
     gated(x, NEEDS.act)
     order, offsets = sort_by_slot(torch.arange(tokens).view(-1, 1) % 3, 3)
+    bins = Bins.allocate(2, tokens, BinLayout(hidden, 1, torch.bfloat16), torch.device("cpu"))
+    here = torch.zeros(tokens, 1, dtype=torch.int64)
+    pack(bins, x, here, 3, [1])
+    piece = unpack(bins, [(1, tokens)], 3)
+    add_up(x.clone(), here, x[:, :1], 3, 0, piece.rows_PH, piece.row_P, x[1:], [0])
     expert_mlp(x[order], offsets, w13, w2, act=NEEDS.act, b13_S2I=w13[:, :, 0], b2_SH=w2[:, :, 0])
 
 
@@ -65,6 +72,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
     from moe_kernels.cpu import (
         attention,
         copies,
+        dispatch,
         experts,
         gate,
         grouped_gemm,
@@ -84,6 +92,9 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         norm_rope.norm_rows,
         norm_rope.turn_rows,
         permute.place_pairs,
+        dispatch.pack_rows,
+        dispatch.unpack_rows,
+        dispatch.add_rows,
         attention.attend_range,
         attention.attend_parallel,
         kv_encode.encode_range,

@@ -8,11 +8,11 @@ A batch goes in rounds of at most `tokens_per_round` tokens of each rank, which 
 buffer; all ranks know from the step's agreement how many tokens each rank has, so nobody waits
 for a message that never comes, and a rank without tokens only serves the others.
 
-Neighbours: `routing_table` gives the physical ids, `exchange` moves the bytes, `layer` runs the
-experts on each slice.
+Neighbours: `routing_table` gives the physical ids, `moe_kernels.dispatch` packs, unpacks and adds
+up, `exchange` moves the bytes, `layer` runs the experts on each piece.
 
-Letters: T tokens of this rank, t tokens of one rank in one round, N rows of a slice, P (row,
-choice) pairs, K choices, H hidden, R ranks, S slots a rank.
+Letters: T tokens of this rank, t tokens of one rank in one round, P (row, choice) pairs, K choices,
+H hidden, R ranks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moe_kernels.bins import BinLayout, Bins, Unpacked
+from moe_kernels.dispatch import add_up, pack, unpack
 from moe_worker.engine.observer import ExchangePhase, Observer, Scope, Unobserved
 from moe_worker.expert.exchange import Exchange, Transfer
 
-_HEADER_DTYPE = torch.int32
-_ALIGNMENT_BYTES = 16
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -42,44 +43,34 @@ class DispatchShape:
     tokens_per_round: int = 512
     overlap_tokens: int = 64
     """Rounds with more tokens than this compute the local rows while the others travel; smaller
-    ones are one slice, for the sake of fuller tiles."""
+    ones are one piece, so that every expert's weights are read once."""
+
+    @property
+    def layout(self) -> BinLayout:
+        return BinLayout(self.hidden, self.top_k, self.wire_dtype)
 
     @property
     def row_bytes(self) -> int:
-        return self.hidden * self.wire_dtype.itemsize
+        return self.layout.row_bytes
 
     @property
-    def return_bytes(self) -> int:
-        """All float32 rows that can come back in one round."""
-        return self.tokens_per_round * self.top_k * self.hidden * 4
-
-    def header_bytes(self, num_tokens: int) -> int:
-        raw = num_tokens * self.top_k * _HEADER_DTYPE.itemsize
-        return -(-raw // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-    def bin_bytes(self, num_tokens: int) -> int:
-        """Header and rows of one rank's tokens when all of them go to one destination."""
-        return self.header_bytes(num_tokens) + num_tokens * self.row_bytes
+    def num_returns(self) -> int:
+        """All rows that can come back in one round."""
+        return self.tokens_per_round * self.top_k
 
 
 def buffer_bytes(shape: DispatchShape, num_ranks: int) -> int:
     """What a `Dispatcher` allocates in a group of this size."""
     if num_ranks == 1:
         return 0
-    return 2 * (num_ranks - 1) * shape.bin_bytes(shape.tokens_per_round) + shape.return_bytes
+    bins = _num_bins(num_ranks) * shape.layout.bin_bytes(shape.tokens_per_round)
+    return bins + shape.num_returns * shape.hidden * _FLOAT_BYTES
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Rows to run through the experts of this rank."""
-
-    rows_NH: Tensor
-    """float32"""
-    slots_NK: Tensor
-    """int64 local slots, −1 = this choice is not here; the pairs ≥ 0 in row-major order are the
-    rows that `combine` wants."""
-    pairs_of_rank: tuple[tuple[int, int], ...]
-    """(source rank, number of pairs) in the order of the rows."""
+def _num_bins(num_ranks: int) -> int:
+    """For what every rank sends us, ourselves among them, and for what we send the others. A rank
+    that is alone dispatches nothing."""
+    return 2 * num_ranks - 1 if num_ranks > 1 else 0
 
 
 class Dispatcher:
@@ -93,16 +84,20 @@ class Dispatcher:
         observer: Observer | None = None,
         scopes: Sequence[Scope] | None = None,
     ) -> None:
-        self.exchange, self.shape = exchange, shape
-        self.device = torch.device(device)
+        self.exchange, self.shape, self.layout = exchange, shape, shape.layout
+        device, size = torch.device(device), exchange.size
         self.observer: Observer = observer or Unobserved()
-        self.scopes: Sequence[Scope] = scopes or ["remote"] * exchange.size
-        self.peers = [(exchange.rank + i) % exchange.size for i in range(1, exchange.size)]
-        bin_bytes = shape.bin_bytes(shape.tokens_per_round)
-        self._out = {p: self._bytes(bin_bytes) for p in self.peers}
-        self._in = {p: self._bytes(bin_bytes) for p in self.peers}
+        self.scopes: Sequence[Scope] = scopes or ["remote"] * size
+        self.peers = [(exchange.rank + i) % size for i in range(1, size)]
+        # Bin r is what rank r sends us; our own rows are packed there at once.
+        self.bins = Bins.allocate(_num_bins(size), shape.tokens_per_round, self.layout, device)
+        own = exchange.rank
+        self.bin_R = [r if r == own else size + r - (r > own) for r in range(size)]
+        self._bin_bytes = self.bins.memory.unbind()
         # A pair's row comes back from exactly one rank, so one buffer holds all of them.
-        self._back = self._bytes(shape.return_bytes if self.peers else 0)
+        num_returns = shape.num_returns if self.peers else 0
+        self.back_NH = torch.empty((num_returns, shape.hidden), device=device)
+        self._back_bytes = self.back_NH.view(-1).view(torch.uint8)
 
     def num_rounds(self, tokens_R: Sequence[int]) -> int:
         return -(-max(tokens_R) // self.shape.tokens_per_round)
@@ -133,52 +128,23 @@ class Dispatcher:
                 f"{expected[0]} agreed tokens, {expected[1]} choices, hidden {self.shape.hidden}"
             )
 
-    def pack(self, peer: int, slots_tK: Tensor, rows_NH: Tensor) -> Tensor:
-        """Header and the rows that `peer` serves, into its bin; returns the bytes to send."""
-        num_tokens = slots_tK.shape[0]
-        header, count = self.shape.header_bytes(num_tokens), slots_tK.numel()
-        buffer, end = self._out[peer], header + rows_NH.numel() * rows_NH.itemsize
-        buffer[: count * _HEADER_DTYPE.itemsize].view(_HEADER_DTYPE).copy_(slots_tK.view(-1))
-        buffer[header:end].view(self.shape.wire_dtype).copy_(rows_NH.view(-1))
-        whole = self.shape.bin_bytes(num_tokens) if self.exchange.whole_buffers else end
-        return buffer[:whole]
-
-    def unpack(self, peer: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """(rows [N, H] float32, slots [N, K] int64) that `peer` sent for its `num_tokens`."""
-        buffer, header = self._in[peer], self.shape.header_bytes(num_tokens)
-        told_bytes = num_tokens * self.shape.top_k * _HEADER_DTYPE.itemsize
-        told = buffer[:told_bytes].view(_HEADER_DTYPE).view(num_tokens, self.shape.top_k)
-        slots_tK = told.to(torch.int64)
-        slots_NK = slots_tK[(slots_tK >= 0).any(dim=1)]
-        raw = buffer[header : header + slots_NK.shape[0] * self.shape.row_bytes]
-        rows_NH = raw.view(self.shape.wire_dtype).view(-1, self.shape.hidden)
-        return rows_NH.to(torch.float32), slots_NK
+    def outbox(self, peer: int, num_tokens: int, num_rows: int) -> Tensor:
+        """The bytes to send."""
+        if self.exchange.whole_buffers:
+            num_rows = num_tokens
+        return self._bin_bytes[self.bin_R[peer]][: self.layout.used_bytes(num_tokens, num_rows)]
 
     def inbox(self, peer: int, num_tokens: int) -> Tensor:
-        return self._in[peer][: self.shape.bin_bytes(num_tokens)]
+        return self._bin_bytes[peer][: self.layout.used_bytes(num_tokens, num_tokens)]
 
-    def returns(self, first_pair: int, num_pairs: int) -> Tensor:
-        row = self.shape.hidden * 4
-        return self._back[first_pair * row : (first_pair + num_pairs) * row]
-
-    def _bytes(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.uint8, device=self.device)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One rank's share of a round."""
-
-    slots_tK: Tensor
-    """Its slots, −1 = the choice is elsewhere or nowhere."""
-    here_t: Tensor
-    """Which tokens it has a choice of."""
-    pairs_P: Tensor
-    """Flat (token, choice) numbers, ascending."""
+    def returns(self, first: int, end: int) -> Tensor:
+        """The bytes of rows first:end of `back_NH`."""
+        row_bytes = self.shape.hidden * _FLOAT_BYTES
+        return self._back_bytes[first * row_bytes : end * row_bytes]
 
 
 class RoutedBatch:
-    """One layer's tokens under way. For each slice of `slices`, `combine` must be called before
+    """One layer's tokens under way. For each piece of `pieces`, `combine` must be called before
     the next is asked for; then `finish`."""
 
     def __init__(
@@ -190,122 +156,85 @@ class RoutedBatch:
         tokens_R: Sequence[int],
     ) -> None:
         self._owner, self._tokens_R = owner, tokens_R
-        self._x_TH = x_TH.to(owner.shape.wire_dtype)
-        slots = owner.shape.slots_per_rank
-        # Rounded down, so that "none" is on rank −1.
-        self._rank_TK = torch.div(physical_TK, slots, rounding_mode="floor")
-        self._slot_TK = physical_TK % slots
-        self._weights_TK = weights_TK
-        self._out_TH = x_TH.new_zeros(x_TH.shape, dtype=torch.float32)
-        self._y_PH = self._out_TH
-        self._parts: dict[int, _Part] = {}
-        self._returning: list[tuple[int, Tensor]] = []
+        self._x_TH, self._physical_TK, self._weights_TK = x_TH, physical_TK, weights_TK
+        self._out_TH = torch.empty_like(x_TH)
 
-    def slices(self) -> Iterator[Slice]:
+    def pieces(self) -> Iterator[Unpacked]:
+        """Rows to run through the experts of this rank."""
         for number in range(self._owner.num_rounds(self._tokens_R)):
             yield from self._round(number)
 
-    def combine(self, piece: Slice, y_PH: Tensor) -> None:
-        """Take the experts' float32 rows of a slice, in the order of its pairs."""
-        own, start = self._owner.exchange.rank, 0
-        for rank, count in piece.pairs_of_rank:
-            y_pH, start = y_PH[start : start + count], start + count
-            if rank == own:
-                self._y_PH[self._part(own).pairs_P] = y_pH
+    def combine(self, piece: Unpacked, y_PH: Tensor) -> None:
+        """Take the experts' float32 rows of a piece, in its order."""
+        start = 0
+        for rank, count in zip(self._sources, piece.pairs_Q, strict=True):
+            row_p, start = piece.row_P[start : start + count], start + count
+            if rank == self._owner.exchange.rank:
+                self._own = y_PH, row_p
             elif count:
-                self._returning.append((rank, y_pH.view(-1).view(torch.uint8)))
+                rows_pH = y_PH.index_select(0, row_p)
+                self._returning.append((rank, rows_pH.view(-1).view(torch.uint8)))
 
     def finish(self) -> Tensor:
         """Weighted sums, float32 [T, H]."""
         return self._out_TH
 
-    def _round(self, number: int) -> Iterator[Slice]:
-        owner = self._owner
+    def _round(self, number: int) -> Iterator[Unpacked]:
+        owner, own = self._owner, self._owner.exchange.rank
         size = owner.shape.tokens_per_round
         tokens_R = [min(max(t - number * size, 0), size) for t in self._tokens_R]
-        own_tokens = tokens_R[owner.exchange.rank]
-        self._span = slice(number * size, number * size + own_tokens)
-        self._rank_tK, self._slot_tK = self._rank_TK[self._span], self._slot_TK[self._span]
-        self._x_tH = self._x_TH[self._span]
-        self._parts = {}
-        self._y_PH = self._out_TH.new_zeros((own_tokens * owner.shape.top_k, owner.shape.hidden))
-        self._returning = []
-        sending = self._send_rows(tokens_R)
+        x_tH, physical_tK, weights_tK, out_tH = (
+            each[number * size : number * size + tokens_R[own]]
+            for each in (self._x_TH, self._physical_TK, self._weights_TK, self._out_TH)
+        )
+        rows_R, pairs_R = pack(
+            owner.bins, x_tH, physical_tK, owner.shape.slots_per_rank, owner.bin_R
+        )
+        owner.observer.sent("self", rows_R[own] * owner.layout.row_bytes)
+        # Without choices here our own part is empty: no row of a piece, none to add.
+        self._own = owner.back_NH[:0], physical_tK.new_empty(0)
+        self._returning: list[tuple[int, Tensor]] = []
+        sending = self._send_rows(tokens_R, rows_R)
         if sum(tokens_R) > owner.shape.overlap_tokens:
-            yield self._join([self._local()])
+            yield self._unpacked([own], tokens_R)
             self._wait("dispatch", sending)
-            yield self._join(self._arrived(tokens_R))
+            yield self._unpacked(owner.peers, tokens_R)
         else:
             self._wait("dispatch", sending)
-            yield self._join([self._local(), *self._arrived(tokens_R)])
-        self._collect_returns()
-        self._add_up()
+            yield self._unpacked([own, *owner.peers], tokens_R)
+        first_R = self._collect_returns(pairs_R)
+        add_up(
+            out_tH, physical_tK, weights_tK, owner.shape.slots_per_rank,
+            own, *self._own, owner.back_NH, first_R,
+        )  # fmt: skip
 
-    def _send_rows(self, tokens_R: Sequence[int]) -> Transfer:
+    def _send_rows(self, tokens_R: Sequence[int], rows_R: Sequence[int]) -> Transfer:
         owner = self._owner
-        sends = []
-        for peer in owner.peers if tokens_R[owner.exchange.rank] else []:
-            part = self._part(peer)
-            sends.append((peer, owner.pack(peer, part.slots_tK, self._x_tH[part.here_t])))
-            owner.observer.sent(owner.scopes[peer], sends[-1][1].numel())
+        own_tokens = tokens_R[owner.exchange.rank]
+        peers = owner.peers if own_tokens else []
+        sends = [(peer, owner.outbox(peer, own_tokens, rows_R[peer])) for peer in peers]
+        for peer, buffer in sends:
+            owner.observer.sent(owner.scopes[peer], buffer.numel())
         receives = [(p, owner.inbox(p, tokens_R[p])) for p in owner.peers if tokens_R[p]]
         return owner.exchange.transfer("data", sends, receives)
 
-    def _local(self) -> tuple[int, Tensor, Tensor]:
-        own = self._owner.exchange.rank
-        part = self._part(own)
-        rows_NH = self._x_tH[part.here_t].to(torch.float32)
-        self._owner.observer.sent("self", rows_NH.shape[0] * self._owner.shape.row_bytes)
-        return own, rows_NH, part.slots_tK[part.here_t]
+    def _unpacked(self, ranks: Sequence[int], tokens_R: Sequence[int]) -> Unpacked:
+        self._sources = [rank for rank in ranks if tokens_R[rank]]
+        sources = [(rank, tokens_R[rank]) for rank in self._sources]
+        return unpack(self._owner.bins, sources, self._owner.shape.slots_per_rank)
 
-    def _arrived(self, tokens_R: Sequence[int]) -> list[tuple[int, Tensor, Tensor]]:
-        return [(p, *self._owner.unpack(p, tokens_R[p])) for p in self._owner.peers if tokens_R[p]]
-
-    def _join(self, parts: Sequence[tuple[int, Tensor, Tensor]]) -> Slice:
-        if not parts:
-            rows_0H = self._x_tH.new_empty((0, self._owner.shape.hidden), dtype=torch.float32)
-            return Slice(rows_0H, self._slot_tK.new_empty((0, self._owner.shape.top_k)), ())
-        return Slice(
-            torch.cat([rows for _, rows, _ in parts]),
-            torch.cat([slots for _, _, slots in parts]),
-            tuple((rank, int((slots >= 0).sum())) for rank, _, slots in parts),
-        )
-
-    def _collect_returns(self) -> None:
-        owner, first = self._owner, 0
-        places: list[tuple[Tensor, Tensor]] = []
+    def _collect_returns(self, pairs_R: Sequence[int]) -> list[int]:
+        """Send the others their rows and await ours; where each rank's begin in the buffer."""
+        owner, first, first_R = self._owner, 0, [0] * self._owner.exchange.size
         receives: list[tuple[int, Tensor]] = []
         for peer in owner.peers:
-            pairs_P = self._part(peer).pairs_P
-            num_pairs = pairs_P.shape[0]
-            if num_pairs:
-                buffer = owner.returns(first, num_pairs)
-                first += num_pairs
-                receives.append((peer, buffer))
-                places.append((pairs_P, buffer))
+            if pairs_R[peer]:
+                first_R[peer], first = first, first + pairs_R[peer]
+                receives.append((peer, owner.returns(first_R[peer], first)))
         for peer, buffer in self._returning:
             owner.observer.sent(owner.scopes[peer], buffer.numel())
         self._wait("combine", owner.exchange.transfer("data", self._returning, receives))
-        for pairs_P, buffer in places:
-            self._y_PH[pairs_P] = buffer.view(torch.float32).view(-1, owner.shape.hidden)
-
-    def _add_up(self) -> None:
-        """Top-k order, one multiplication and one addition each: the same for every placement."""
-        out_tH, weights_tK = self._out_TH[self._span], self._weights_TK[self._span]
-        y_tKH = self._y_PH.view(-1, self._owner.shape.top_k, self._owner.shape.hidden)
-        y_tKH.mul_(weights_tK[:, :, None])
-        for y_tH in y_tKH.unbind(1):
-            out_tH += y_tH
-
-    def _part(self, rank: int) -> _Part:
-        """What `rank` serves of this round's tokens."""
-        part = self._parts.get(rank)
-        if part is None:
-            at_tK = self._rank_tK == rank
-            slots_tK = torch.where(at_tK, self._slot_tK, -1)
-            pairs_P = at_tK.view(-1).nonzero().view(-1)
-            part = self._parts[rank] = _Part(slots_tK, at_tK.any(dim=1), pairs_P)
-        return part
+        return first_R
 
     def _wait(self, phase: ExchangePhase, transfer: Transfer) -> None:
         started = time.perf_counter()

@@ -7,7 +7,7 @@ dispatch and computes all of it in one call, with the same numbers.
 Neighbours: `gate` and `experts` of `moe_kernels`, `routing_table`, `dispatch`, `bank`, `load` are
 the parts; the engine begins and ends each step here and replaces the table at a switch.
 
-Letters: T tokens, N rows of a slice, P pairs, H hidden, E logical experts, K choices, S slots.
+Letters: T tokens, P rows of a piece, H hidden, E logical experts, K choices, S slots.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from moe_kernels.activation import SILU, Activation
+from moe_kernels.bins import Unpacked
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import route
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.mlp import Mlp, mlp
-from moe_kernels.permute import sort_by_slot
 from moe_worker.expert.bank import ExpertBank
-from moe_worker.expert.dispatch import Dispatcher, Slice
+from moe_worker.expert.dispatch import Dispatcher
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable
 from moe_worker.model.second_half import ExpertHalf
@@ -140,25 +140,23 @@ class ExpertLayers:
     ) -> Tensor:
         physical_TK = self._places(layer, ids_TK)
         batch = dispatcher.begin(normed_TH, physical_TK, weights_TK, self._tokens_R)
-        for piece in batch.slices():
+        for piece in batch.pieces():
             batch.combine(piece, self._serve(layer, piece))
         return batch.finish()
 
-    def _serve(self, layer: int, piece: Slice) -> Tensor:
-        """Every pair's row through its slot's expert, in the order of the slice's pairs."""
+    def _serve(self, layer: int, piece: Unpacked) -> Tensor:
+        """Every row of a piece through its slot's expert."""
         experts = self._experts(layer)
-        order_P, offsets = sort_by_slot(piece.slots_NK, self._bank.num_slots)
-        self._counters.count_served(layer, offsets.diff())
-        sorted_PH = expert_mlp(
-            piece.rows_NH[order_P // piece.slots_NK.shape[1]],
-            offsets,
+        self._counters.count_served(layer, piece.offsets.diff())
+        return expert_mlp(
+            piece.rows_PH,
+            piece.offsets,
             experts.w13_S2IH,
             experts.w2_SHI,
             act=experts.act,
             b13_S2I=experts.b13_S2I,
             b2_SH=experts.b2_SH,
         )
-        return sorted_PH[torch.argsort(order_P)]
 
     def _experts(self, layer: int) -> Experts:
         """The bank's tensors of a layer, which are others after the bank was resized."""
