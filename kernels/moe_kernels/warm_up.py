@@ -20,6 +20,22 @@ import torch
 
 from moe_kernels.activation import SILU, Activation, SwigluOai
 from moe_kernels.implementation import chosen
+from moe_kernels.kv_formats import KvFormat, KvShape
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """A model's widths, and how its attention differs from layer to layer."""
+
+    hidden: int
+    intermediate: int
+    num_heads: int
+    rotated_pairs: int
+    kv_format: KvFormat
+    kv_shape: KvShape
+    block_size: int
+    windows: frozenset[int | None] = frozenset({None})
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,6 +47,8 @@ class Needs:
     act: Activation = SILU
     bias: bool = False
     """Whether experts have biases."""
+    shapes: Shapes | None = None
+    """Of implementations whose kernels are compiled for a model's widths; None = not known yet."""
 
 
 EVERY_NEED = (

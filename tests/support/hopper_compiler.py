@@ -1,7 +1,9 @@
 """Compile the GPU's kernels for a Hopper GPU that is not there: launches end at the cubin.
 
 The launchers run as they are, on CPU tensors: types and alignments of arguments are those of a real
-step. Nothing is computed. Only for a process of its own: Triton's driver stays replaced.
+step. Nothing is computed. Only for a process of its own: Triton's driver stays replaced. Run as a
+program it warms up, prints each kernel with what a thread keeps, and names what a step still had to
+compile.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
+from moe_kernels.warm_up import Needs, Shapes, warm_up
 
 H200 = GPUTarget("cuda", 90, 32)
 
@@ -90,27 +93,38 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(numbers["REG"]), int(numbers["STACK"])
 
 
-def run_contracts() -> None:
-    """A small call of every operation: bfloat16 weights, FP4 pages, a sequence long enough to be
-    split."""
-    bfloat16 = torch.bfloat16
-    x = torch.zeros(4, 256)
-    w = torch.zeros(2, 512, 256, dtype=bfloat16)
-    linear(x, w[0])
-    expert_mlp(x, torch.tensor([0, 1, 4]), w, torch.zeros(2, 256, 256, dtype=bfloat16))
-    rms_norm(x, w[0, 0], 1e-6)
-    rope(torch.zeros(4, 2, 128), torch.zeros(4, 64), torch.zeros(4, 64))
-    gated(x, SILU)
-    sort_by_slot(torch.zeros(2, 2, dtype=torch.int64), 2)
-    pages = allocate_pages(KvFormat("nvfp4"), HeadsShape(2, 128), 64, 16)
-    append(pages, torch.zeros(1, 2, 128), torch.zeros(1, 2, 128), torch.zeros(1, dtype=torch.int64))
-    plan = plan_attention([AttentionRows(1000, 1, range(63))], 16)
-    paged_attention(torch.zeros(1, 16, 128), pages, plan)
+NEEDS = Needs(
+    frozenset({torch.bfloat16, torch.float32}),
+    shapes=Shapes(256, 128, 16, 64, KvFormat("nvfp4"), HeadsShape(2, 128), 16),
+)
+
+
+def a_step(tokens: int, past: int) -> None:
+    """All operations of a layer, with the shapes of NEEDS."""
+    assert NEEDS.shapes is not None
+    hidden, inner = NEEDS.shapes.hidden, NEEDS.shapes.intermediate
+    x, w = torch.zeros(tokens, hidden), torch.zeros(40, 2 * inner, hidden, dtype=torch.bfloat16)
+    linear(rms_norm(x, w[0, 0], 1e-6), w[0])
+    slots = torch.arange(tokens)[:, None]
+    _, offsets = sort_by_slot(slots % 40, 40)
+    expert_mlp(x, offsets, w, torch.zeros(40, hidden, inner, dtype=torch.bfloat16))
+    q, kv = torch.zeros(tokens, 16, 128), torch.zeros(tokens, 2, 128)
+    angles = torch.zeros(tokens, 64)
+    pages = allocate_pages(NEEDS.shapes.kv_format, NEEDS.shapes.kv_shape, 300, 16)
+    append(pages, rope(kv, angles, angles), kv, torch.arange(tokens))
+    plan = plan_attention([AttentionRows(past, tokens, range(300))], 16)
+    paged_attention(rope(q, angles, angles), pages, plan)
+    rms_norm(q.view(-1, 128), w[0, 0, :128], 1e-6)
+    gated(torch.zeros(tokens, 2 * inner), SILU)
 
 
 if __name__ == "__main__":
     kernels = compile_only()
     implementation._chosen = "gpu"  # which could not be selected where there is none
-    run_contracts()
+    warm_up(NEEDS, lambda *progress: None)
     for kernel in kernels:
         print(kernel.name, kernel.registers, kernel.spilled_bytes, kernel.shared_bytes)
+    num_ready = len(kernels)
+    a_step(1, 4000)
+    a_step(67, 30)
+    print("left", *(kernel.name for kernel in kernels[num_ready:]))

@@ -24,12 +24,15 @@ from moe_kernels.gpu.jit import (
     SAFE,
     blocks,
     compiled,
+    compiled_for_any,
     padded,
 )
 from moe_kernels.gpu.linear import ROWS, STAGES, WARPS, add_products, tile_depth
 from moe_kernels.gpu.numbers import rounded, widened
 
 COLUMNS = 64
+LEAST_SLOTS = 64
+"""Of a program's search: fewer slots compile no other kernel."""
 
 
 def expert_mlp(
@@ -51,7 +54,7 @@ def expert_mlp(
     inner_PI = torch.empty((num_rows, intermediate), dtype=w2_SHI.dtype, device=rows_PH.device)
     w13_S2IH, w2_SHI, offsets = w13_S2IH.contiguous(), w2_SHI.contiguous(), offsets.contiguous()
     tiles = blocks(num_rows, ROWS) + min(num_slots, num_rows)
-    shape = {"ROWS": ROWS, "COLUMNS": COLUMNS, "SLOTS": padded(num_slots + 1)}
+    shape = {"ROWS": ROWS, "COLUMNS": COLUMNS, "SLOTS": padded(num_slots, LEAST_SLOTS)}
     how = {"num_warps": WARPS, "num_stages": STAGES, **SAFE}
     up_tiles[(tiles, blocks(intermediate, COLUMNS))](
         x_PH, offsets, w13_S2IH, inner_PI if b13_S2I is None else b13_S2I.contiguous(), inner_PI,
@@ -87,7 +90,7 @@ def find_tile(
     return slot, start, tl.sum(tl.where(is_mine, end, 0), 0)
 
 
-@compiled
+@compiled_for_any("num_slots")
 def up_tiles(
     x_PH: tl.tensor,
     offsets: tl.tensor,
@@ -127,7 +130,7 @@ def up_tiles(
         tl.store(inner_PI + at, inner, mask=has_row[:, None] & has_column[None, :])
 
 
-@compiled
+@compiled_for_any("num_slots")
 def down_tiles(
     inner_PI: tl.tensor,
     offsets: tl.tensor,

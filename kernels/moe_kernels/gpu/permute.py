@@ -39,7 +39,7 @@ def sort_by_slot(slots_TK: Tensor, num_slots: int) -> tuple[Tensor, Tensor]:
     return order[: int(offsets[-1])], offsets
 
 
-@compiled_for_any("num_pairs")
+@compiled_for_any("num_pairs", "num_slots")
 def count_pairs(
     slots: tl.tensor,
     counts_BS: tl.tensor,
@@ -54,7 +54,7 @@ def count_pairs(
     tl.atomic_add(counts_BS + block * num_slots + slot, 1, mask=is_kept, sem="relaxed")
 
 
-@compiled_for_any("num_pairs")
+@compiled_for_any("num_pairs", "num_slots")
 def place_pairs(
     slots: tl.tensor,
     begin_BS: tl.tensor,

@@ -55,7 +55,7 @@ class Engine:
     ) -> None:
         self.settings, self.arch = settings, arch
         self.observer: Observer = observer or Unobserved()
-        self.warm_up = WarmUp(kernel_needs(arch), self.observer)
+        self.warm_up = WarmUp(kernel_needs(arch, settings.config.kv), self.observer)
         self.loader = Loader(settings, arch, checkpoint, self.warm_up)
         self.loop = EngineLoop(settings, self.loader, self.observer)
         self._door, self._door_lock = Door(), threading.Lock()

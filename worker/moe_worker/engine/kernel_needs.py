@@ -7,15 +7,35 @@ from __future__ import annotations
 
 import torch
 
-from moe_kernels.warm_up import Needs
-from moe_worker.model.spec import ModelSpec
+from moe_api.worker import KvConfig
+from moe_kernels.warm_up import Needs, Shapes
+from moe_worker.model.kv_layout import kv_format, kv_shape
+from moe_worker.model.spec import AttentionSpec, ModelSpec
 from moe_worker.model.weights import TORCH_DTYPES
 
 
-def kernel_needs(spec: ModelSpec) -> Needs:
-    """float32 is among the dtypes of every model: some keep their router in it."""
+def kernel_needs(spec: ModelSpec, kv: KvConfig | None = None) -> Needs:
+    """float32 is among the dtypes of every model: some keep their router in it. Without `kv`
+    nothing is said of shapes."""
     return Needs(
         dtypes=frozenset({TORCH_DTYPES[spec.dtype], torch.float32}),
         act=spec.expert.act,
         bias=spec.expert.bias,
+        shapes=None if kv is None else _shapes(spec, kv),
+    )
+
+
+def _shapes(spec: ModelSpec, kv: KvConfig) -> Shapes:
+    attention = spec.attention
+    windows = {attention.window(layer) for layer in range(spec.num_layers)}
+    return Shapes(
+        hidden=spec.hidden,
+        intermediate=spec.expert.intermediate,
+        num_heads=attention.num_heads,
+        rotated_pairs=spec.rope.dim // 2,
+        kv_format=kv_format(spec, kv),
+        kv_shape=kv_shape(spec),
+        block_size=kv.block_size,
+        windows=frozenset(windows),
+        sinks=isinstance(attention, AttentionSpec) and attention.sinks,
     )
