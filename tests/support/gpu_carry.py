@@ -24,6 +24,7 @@ OPERATIONS = {
     "permute": ["sort_by_slot"],
     "kv_pages": ["append", "append_latent"],
     "paged_attention": ["paged_attention"],
+    "sampling": ["sample"],
 }
 
 

@@ -29,6 +29,7 @@ from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
+from moe_kernels.sampling import Cut, sample
 from moe_kernels.warm_up import Needs, Shapes, warm_up
 
 H200 = GPUTarget("cuda", 90, 32)
@@ -116,6 +117,7 @@ def a_step(tokens: int, past: int) -> None:
     paged_attention(rope(q, angles, angles), pages, plan)
     rms_norm(q.view(-1, 128), w[0, 0, :128], 1e-6)
     gated(torch.zeros(tokens, 2 * inner), SILU)
+    sample(torch.zeros(tokens, 1000), [Cut(1.0)] * tokens, [0] * tokens, [0] * tokens)
 
 
 if __name__ == "__main__":

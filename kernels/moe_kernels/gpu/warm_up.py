@@ -22,6 +22,7 @@ from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
+from moe_kernels.sampling import Cut, sample
 from moe_kernels.warm_up import Needs, Shapes, Step
 
 _OUTPUTS = (1 << 10, 1 << 13, 1 << 15)
@@ -33,7 +34,7 @@ def steps(needs: Needs) -> list[Step]:
     dtypes = sorted(needs.dtypes, key=str)
     shapes = needs.shapes
     if shapes is None:
-        return [Step("sort", _sort), Step("activation", partial(_gate, needs, 16))]
+        return [Step("sort", _sort), Step("sampling", _sample)]
     windows = sorted(shapes.windows, key=lambda window: window or 0)
     return [
         *(Step(f"attention {window or ''}".rstrip(), partial(_attention, shapes, window))
@@ -46,6 +47,7 @@ def steps(needs: Needs) -> list[Step]:
         Step("rope", partial(_rope, shapes)),
         Step("activation", partial(_gate, needs, shapes.intermediate)),
         Step("sort", _sort),
+        Step("sampling", _sample),
     ]  # fmt: skip
 
 
@@ -126,3 +128,7 @@ def _gate(needs: Needs, intermediate: int) -> None:
 
 def _sort() -> None:
     sort_by_slot(_zeros(1, 1, dtype=torch.int64), 1)
+
+
+def _sample() -> None:
+    sample(_zeros(1, 2), [Cut(temperature=1.0)], [0], [0])

@@ -25,6 +25,7 @@ CHOICE = {
     "permute": "order_is or c03",
     "append_implementations": "known_bytes or midpoints or k8v4 and four or latents and nvfp4"
     " or anyhow or refused",
+    "sampling": "not_depend_on_the_batch or same_token or no_rows or refused and 1.0-nan",
     "attention_implementations": "bit_equal or agrees_with_the_oracle or no_tokens or refused",
 }
 """By file: what is run of it."""
@@ -51,6 +52,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here_and_none_is_left_for_a_step(
     assert {line.split()[0] for line in compiled} == {
         "multiply", "up_tiles", "down_tiles", "gate_elements", "norm_rows", "turn_rows",
         "count_pairs", "place_pairs", "encode_vectors", "attend_units", "merge_parts",
+        "draw_tokens",
     }  # fmt: skip
     assert left == "left"
 

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from moe_kernels import sampling
 from moe_kernels.implementation import using
 from moe_kernels.sampling import ONE, Cut, NonFiniteLogits, sample, uniform
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -184,6 +185,7 @@ def test_what_is_drawn_is_what_is_kept(halves: list[int], cut: Cut) -> None:
 LEVELS = st.sampled_from([-math.inf, -80.0, -26.0, -3.5, -1.0, -0.0, 0.0, 1.0, 1.0000001, 40.0])
 
 
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.one_of(LEVELS, st.floats(-30, 30, width=32)), min_size=1, max_size=60),
     st.sampled_from([0.01, 0.7, 1.0, 3.0]),
