@@ -6,7 +6,8 @@ Nothing is sorted. The tokens that top_k or top_p keep are those nearer than a d
 first few at it: the distance is found by halving the range of float32's bit patterns, which are in
 order for numbers that are not negative: 31 walks over a row that lies in the cache. Where neither
 is asked for there are three walks: the largest logit, the sum of weights, the draw.
-Parameters come in two tensors, results go in one: two copies to the device, one back.
+Parameters come in two tensors, results go in one: two copies to the device, one back. Rows that are
+on the host already, as those with penalties or a grammar are, are drawn there.
 Neighbour: `moe_kernels.sampling` is the contract, and has the arithmetic of the host.
 
 Letters: B sequences, V vocabulary.
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from moe_kernels.gpu.jit import SAFE, compiled, compiled_for_any
 from moe_kernels.gpu.numbers import INFINITY_BITS, LN2_HIGH, LN2_LOW, LOG2_E, bits, power_of_two
+from moe_kernels.reference import sampling as reference
 from moe_kernels.sampling import ONE, Cut, NonFiniteLogits, share, steepness, uniform
 
 SIZE = 2048
@@ -38,6 +40,8 @@ def sample(
     num_rows, vocabulary = logits_BV.shape
     if not num_rows:
         return torch.empty(0, dtype=torch.int64)
+    if logits_BV.device.type == "cpu" and torch.cuda.is_available():
+        return reference.sample(logits_BV, cuts_B, seeds_B, positions_B)
     logits_BV = logits_BV.to(torch.float32).contiguous()
     whole, real = _parameters(cuts_B, seeds_B, positions_B)
     device = logits_BV.device
