@@ -13,7 +13,7 @@ from examples.demo import install, report, scenes
 from examples.demo.kube import DemoError
 from examples.demo.stage import DEPLOYMENT, Stage
 
-READY_SECONDS = 300
+READY_SECONDS = 600
 
 
 def main() -> int:

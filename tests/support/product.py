@@ -30,7 +30,8 @@ from moe_api.plan import GroupPlan
 from tests.support.manifests import merged, moe_deployment
 
 OPERATOR_NAMESPACE = "moe-system"
-READY_SECONDS = 180.0
+READY_SECONDS = 600.0
+"""A first start may compile kernels."""
 SMALL = {
     "model": {"uri": f"file://{chart.MODEL_MOUNT}", "servedName": "tiny-moe"},
     "kvCache": {"blocks": 256},

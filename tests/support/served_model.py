@@ -31,7 +31,7 @@ def serving_worker(folder: Path, **config: Any) -> Iterator[WorkerCommand]:
             plan = plan_of_one(worker, state_of(worker))
             answer = control.put(names.CONTROL_PLAN, content=plan.to_json())
             assert answer.status_code == 202, answer.text
-        until(lambda: worker.answers("/readyz"), f"it serves; {worker.log()}", 120)
+        until(lambda: worker.answers("/readyz"), f"it serves; {worker.log()}", 600)
         yield worker
 
 

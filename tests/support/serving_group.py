@@ -17,6 +17,9 @@ from tests.support.worker_processes import Pool, Rank, wait_until
 VOCABULARY = 96
 Prompts = dict[str, list[int]]
 
+FORM_SECONDS = 600.0
+"""A first start may compile kernels."""
+
 
 def prompts(count: int, seed: int = 0) -> Prompts:
     rng = np.random.default_rng(seed)
@@ -62,6 +65,7 @@ class ServingGroup:
         self.wait_for(
             lambda s: s.generation == plan.generation and s.phase is WorkerPhase.SERVING,
             f"generation {plan.generation} serving",
+            FORM_SECONDS,
         )
         return plan
 
@@ -81,8 +85,10 @@ class ServingGroup:
     def states(self) -> list[WorkerState]:
         return [self.rank(member).call(engine_ranks.state) for member in self.members]
 
-    def wait_for(self, condition: Callable[[WorkerState], Any], what: str) -> None:
-        wait_until(lambda: all(condition(state) for state in self.states()), what)
+    def wait_for(
+        self, condition: Callable[[WorkerState], Any], what: str, timeout_seconds: float = 60.0
+    ) -> None:
+        wait_until(lambda: all(condition(state) for state in self.states()), what, timeout_seconds)
 
     def submit(self, requests: dict[str, Sequence[int]], max_tokens: int, temperature: float = 0.0
     ) -> dict[int, list[str]]:  # fmt: skip

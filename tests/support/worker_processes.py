@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from moe_kernels import implementation
+
 PRELOADED = [
     "torch",
     "torch.distributed",
@@ -137,9 +139,11 @@ class Pool:
 
 
 @contextlib.contextmanager
-def pool(size: int) -> Iterator[Pool]:
+def pool(size: int, kernels: str = "reference") -> Iterator[Pool]:
+    """Of ranks that compute with these kernels; a rank put in another's place has the reference."""
     ranks = Pool(size)
     try:
+        ranks.each(implementation.select, [(kernels,)] * size)
         yield ranks
     finally:
         ranks.close()

@@ -12,6 +12,7 @@ import torch
 from moe_api.plan import even_fractions
 from moe_placement.initial import contiguous
 from tests.support import engine_ranks, worker_processes
+from tests.support.implementations import ON_CPUS
 from tests.support.random_checkpoint import write_random_checkpoint
 from tests.support.serving_group import (
     ServingGroup,
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.processes
 EXPERTS, LAYERS, SLOTS = 8, 2, 5
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[worker_processes.Pool]:
-    with worker_processes.pool(3) as ranks:
+@pytest.fixture(scope="module", params=ON_CPUS)
+def pool(request: pytest.FixtureRequest) -> Iterator[worker_processes.Pool]:
+    with worker_processes.pool(3, request.param) as ranks:
         yield ranks
 
 

@@ -11,6 +11,7 @@ import torch
 
 from moe_placement.initial import contiguous
 from tests.support import engine_ranks, worker_processes
+from tests.support.implementations import ON_CPUS
 from tests.support.random_checkpoint import write_random_checkpoint
 from tests.support.serving_group import ServingGroup, assert_same_logits, random_walk
 
@@ -20,9 +21,9 @@ LENGTHS = (40, 33, 48, 20)
 MAX_TOKENS = 6
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[worker_processes.Pool]:
-    with worker_processes.pool(2) as ranks:
+@pytest.fixture(scope="module", params=ON_CPUS)
+def pool(request: pytest.FixtureRequest) -> Iterator[worker_processes.Pool]:
+    with worker_processes.pool(2, request.param) as ranks:
         yield ranks
 
 

@@ -90,7 +90,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
 
 
 def test_a_group_serves_survives_a_killed_rank_and_ends_on_interrupt(command: Command) -> None:
-    wait_until(lambda: command.said("serving:"), "the group serves", 240.0)
+    wait_until(lambda: command.said("serving:"), "the group serves", 600.0)
     text = command.complete(0)
     assert text
     assert command.complete(1) == text

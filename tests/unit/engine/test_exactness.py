@@ -18,6 +18,7 @@ from moe_worker.engine.sequence import Sequence as Generation
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace
 
+pytestmark = pytest.mark.usefixtures("implementation")
 MAX_TOKENS = 10
 KV_DTYPES = ["fp32", "bf16", "k8v4", "nvfp4", "mxfp4"]
 

@@ -17,6 +17,7 @@ from moe_worker.engine.sequence import Sequence as Generation
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace, run_all
 
+pytestmark = pytest.mark.usefixtures("implementation")
 MAX_TOKENS = 6
 LENGTHS = (5, 16, 17, 32, 48, 75)
 """Below, at and above whole blocks of 16: from a whole one the last token is computed in a copy."""

@@ -18,6 +18,7 @@ from moe_worker.engine.sequence import Sequence
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace, run_all
 
+pytestmark = pytest.mark.usefixtures("implementation")
 LENGTHS = (1, 3, 7, 12, 15, 16, 17, 23, 31, 32, 33, 40, 47, 55, 64, 71)
 MAX_TOKENS = 12
 NUM_BLOCKS = 128

@@ -22,6 +22,7 @@ OPERATIONS = {
     "activation": ["gated"],
     "norm_rope": ["rms_norm", "rope"],
     "permute": ["sort_by_slot"],
+    "memory": ["attention_bytes", "product_bytes", "process_bytes"],
 }
 
 
@@ -61,6 +62,17 @@ def test_auto_takes_the_fastest_and_says_so(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.INFO):
         assert implementation.select("auto") == implementation.available()[-1]
     assert f"kernels: {implementation.chosen()}" in caplog.text
+
+
+def test_auto_for_a_device_takes_what_computes_on_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert implementation.select("auto", "cpu") == implementation.available()[-1]
+    hindered = {"cpu": "numba is broken", "gpu": "there is no GPU", "reference": None}
+    monkeypatch.setattr(implementation, "_hindrance", hindered.__getitem__)
+    assert implementation.select("auto", "cpu") == "reference"
+    assert "kernels cpu are not used: numba is broken" in caplog.text
+    assert implementation.select("auto", "cuda") == "reference"
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -23,7 +25,10 @@ from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
 from moe_kernels.router import RouterSpec
 from moe_kernels.sampling import Cut, sample
-from moe_kernels.warm_up import Needs, warm_up
+from moe_kernels.warm_up import EVERY_NEED, Needs, warm_up, warm_up_steps
+from moe_worker.engine.kernel_needs import kernel_needs
+from moe_worker.model.config import load_architecture
+from tests.support.family_models import save_family
 
 pytestmark = pytest.mark.skipif(
     "cpu" not in implementation.available(), reason="numba is not installed"
@@ -126,6 +131,19 @@ def test_progress_names_each_step_once_and_ends_complete() -> None:
     assert {of for _, of, _ in told} == {total}
     assert len({name for _, _, name in told}) == total
     assert "experts bfloat16" in {name for _, _, name in told}
+
+
+def test_what_any_model_needs_holds_what_each_needs(tmp_path: Path) -> None:
+    """An image's kernels are compiled without a model."""
+
+    def names(*needs: Needs) -> set[str]:
+        return {step.name for need in needs for step in warm_up_steps(need)}
+
+    save_family(tmp_path, "qwen3_moe")
+    arch = load_architecture(tmp_path)
+    with implementation.using("cpu"):
+        for dtype in ("bfloat16", "float16", "float32"):
+            assert names(kernel_needs(arch.held_in(dtype))) <= names(*EVERY_NEED)
 
 
 def test_the_reference_has_nothing_to_compile() -> None:

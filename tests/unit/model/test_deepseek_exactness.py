@@ -13,6 +13,7 @@ from tests.support.deepseek_models import save_deepseek
 from tests.support.family_models import prompts
 from tests.support.one_rank import OneRank, Trace
 
+pytestmark = pytest.mark.usefixtures("implementation")
 LENGTHS = (15, 63, 1)
 MAX_TOKENS = 6
 CASES = [

@@ -16,6 +16,7 @@ from tests.support.one_rank import OneRank
 V2_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "mscale": 0.707,
            "mscale_all_dim": 0.9, "original_max_position_embeddings": 64}  # fmt: skip
 V3_YARN = {**V2_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+pytestmark = pytest.mark.usefixtures("implementation")
 VARIANTS: list[tuple[str, str, int, dict[str, Any]]] = [
     ("v2-greedy", "deepseek_v2", 2, {"topk_method": "greedy", "n_group": None, "topk_group": None}),
     ("v2-lite", "deepseek_v2", 2, {"q_lora_rank": None, "routed_scaling_factor": 1.0}),

@@ -23,6 +23,7 @@ from tests.support.one_rank import OneRank
 
 MAX_BF16_ERROR = 0.15
 """Of the logits' standard deviation."""
+pytestmark = pytest.mark.usefixtures("implementation")
 VARIANTS: list[tuple[str, int, dict[str, Any]]] = [
     ("mixtral", 3, {"num_experts_per_tok": 1, "sliding_window": None}),
     ("qwen2_moe", 2, {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2,

@@ -31,6 +31,7 @@ from tests.support.one_rank import OneRank, Trace, run_all
 BFLOAT16_ERROR = 0.2
 """Of a logit, in standard deviations of the logits. Measured: .09 for floats, .14 for MXFP4, while
 transformers in bfloat16 is off by .19 and .24."""
+pytestmark = pytest.mark.usefixtures("implementation")
 EXPERTS = "model.layers.1.mlp.experts"
 # As published for the model of 20 billion parameters.
 HUB_CONFIG: dict[str, Any] = {

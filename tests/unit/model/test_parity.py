@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tests.support.models import load_with_transformers, save_random_mixtral
 from tests.support.one_rank import OneRank
 
+pytestmark = pytest.mark.usefixtures("implementation")
 TINY_MODEL = Path(__file__).parents[3] / "examples" / "tiny-moe"
 NUM_TOKENS = 64
 TEXTS = (

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from moe_api.plan import SlotsLRS
-from moe_kernels.attention_memory import scratch_bytes
+from moe_kernels.memory import attention_bytes, process_bytes, product_bytes
 from moe_worker.engine.blocks import BlockPool
 from moe_worker.engine.kv import KvCache
 from moe_worker.engine.kv_scales import layer_scales
@@ -138,11 +138,11 @@ class Loader:
         )
 
     @property
-    def _widened_bytes(self) -> int:
-        """The largest matrix, which its product reads as float32."""
+    def _largest_matrix(self) -> int:
+        """Its number of elements."""
         arch = self.arch
         rows = max(arch.vocab_size, 2 * arch.expert.intermediate, 2 * arch.dense_intermediate)
-        return rows * arch.hidden * FLOAT_BYTES
+        return rows * arch.hidden
 
     def memory_plan(self, num_layers: int, num_ranks: int, num_slots: int) -> KvSize:
         """What is left for the cache beside everything else; nothing is allocated.
@@ -162,7 +162,8 @@ class Loader:
             + limits.max_batched_tokens * widest * SCRATCH_BYTES_PER_TOKEN_AND_HIDDEN
             + (limits.max_batched_tokens + LOGIT_COPIES * limits.max_running)
             * (arch.vocab_size * FLOAT_BYTES)
-            + self._widened_bytes
+            + product_bytes(self._largest_matrix)
+            + process_bytes()
             + (PROCESS_BYTES if config.device == "cpu" else 0)
         )
         return plan_blocks(
@@ -172,7 +173,7 @@ class Loader:
                 limit_bytes=self._settings.memory_bytes or memory_limit_bytes(),
                 reserved_bytes=reserved_bytes,
                 scratch_bytes=lambda longest: (
-                    scratch_bytes(attention.num_heads, vector, attention.kv_elements, longest)
+                    attention_bytes(attention.num_heads, vector, attention.kv_elements, longest)
                     + longest * arch.rope.dim * FLOAT_BYTES  # cosines and sines
                 ),
             ),

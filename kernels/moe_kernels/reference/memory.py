@@ -1,7 +1,7 @@
-"""How many bytes attention needs besides its operands, before it runs.
+"""What torch's operations need besides their operands; `moe_kernels.memory` has the contracts.
 
-Neighbours: `attention_plan` bounds a pass, `paged_attention` allocates it,
-`moe_worker.engine.kv` counts it before the cache takes the rest.
+Neighbours: `moe_kernels.attention_plan` bounds a pass of attention, `paged_attention` and `linear`
+allocate it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,8 @@ _COPIES_OF_ROWS = 3
 """Queries of pairs, their parts of the output, the output."""
 
 
-def scratch_bytes(num_heads: int, head_dim: int, kv_elements: int, longest_tokens: int) -> int:
-    """Most that one pass allocates while sequences have up to `longest_tokens` tokens.
-
-    `kv_elements` are the elements of a token that are read from the pages of a layer. A pass keeps
-    to its bounds unless a single tile of a long sequence passes them, and then grows with its
-    length.
-    """
+def attention_bytes(num_heads: int, head_dim: int, kv_elements: int, longest_tokens: int) -> int:
+    """A pass keeps to its bounds unless a single tile of a long sequence passes them."""
     spans_of_one = -(-longest_tokens // SPAN_TOKENS)
     num_spans = max(MAX_SPANS_PER_PASS, spans_of_one)
     num_pairs = max(MAX_PAIRS_PER_PASS, spans_of_one) + PAIRS_PER_PRODUCT
@@ -35,3 +30,12 @@ def scratch_bytes(num_heads: int, head_dim: int, kv_elements: int, longest_token
     rows = num_heads * TILE_TOKENS
     scores = num_pairs * rows * SPAN_TOKENS * _FLOAT_BYTES
     return read + scores + num_pairs * rows * head_dim * _FLOAT_BYTES * _COPIES_OF_ROWS
+
+
+def product_bytes(weight_elements: int) -> int:
+    """The matrix is read as float32."""
+    return weight_elements * _FLOAT_BYTES
+
+
+def process_bytes() -> int:
+    return 0
