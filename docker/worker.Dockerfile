@@ -19,13 +19,10 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     && rm /tmp/constraints.txt
 COPY examples/tiny-moe /models/tiny-moe
 # Ready-made kernels: pods fill their own folder from them. They fit processors like the builder's;
-# elsewhere a worker compiles at its start. PROCESSOR=x86-64-v3 makes them fit all with AVX2, without
-# what a newer processor has.
-ARG PROCESSOR=
+# elsewhere a worker compiles at its start.
 ENV MOE_KERNELS_READY=/opt/moe-kernels
 RUN mkdir /opt/moe-kernels && chown 65532:65532 /opt/moe-kernels
 USER 65532:65532
-ENV NUMBA_CPU_NAME=${PROCESSOR} NUMBA_CPU_FEATURES=
 RUN MOE_KERNELS_CACHE=/opt/moe-kernels moe-worker warm-up && chmod -R a+rX /opt/moe-kernels
 EXPOSE 8000 8001 8002 8003
 ENTRYPOINT ["moe-worker"]
