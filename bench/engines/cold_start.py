@@ -44,7 +44,7 @@ def main(model: str, kernels: str, threads: str) -> None:
     from moe_worker.model.config import load_architecture
 
     torch.set_num_threads(int(threads))
-    select(kernels)
+    select(kernels, "cpu")
     print(warm_up(kernel_needs(load_architecture(Path(model))), lambda *_: None))
 
 

@@ -46,37 +46,38 @@ SPREAD = 0.02
 """Standard deviation of weights, as models are initialised."""
 
 
-def write(folder: Path, seed: int = 0) -> Path:
-    """The checkpoint's folder."""
-    write_config(folder)
+def write(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """The checkpoint's folder; `changes` of the configuration."""
+    config = CONFIG | changes
+    write_config(folder, config)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: (torch.randn(shape, generator=generator) * SPREAD).to(torch.bfloat16)
         if len(shape) > 1
         else torch.ones(shape, dtype=torch.bfloat16)
-        for name, shape in shapes().items()
+        for name, shape in shapes(config).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def write_config(folder: Path) -> Path:
+def write_config(folder: Path, config: dict[str, Any] = CONFIG) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     return folder
 
 
-def shapes() -> dict[str, tuple[int, ...]]:
+def shapes(config: dict[str, Any] = CONFIG) -> dict[str, tuple[int, ...]]:
     """Of every tensor."""
-    hidden, head, vocab = CONFIG["hidden_size"], CONFIG["head_dim"], CONFIG["vocab_size"]
-    queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
-    experts, width = CONFIG["num_experts"], CONFIG["moe_intermediate_size"]
+    hidden, head, vocab = config["hidden_size"], config["head_dim"], config["vocab_size"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    experts, width = config["num_experts"], config["moe_intermediate_size"]
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, hidden),
         "model.norm.weight": (hidden,),
         "lm_head.weight": (vocab, hidden),
     }
-    for layer in range(CONFIG["num_hidden_layers"]):
+    for layer in range(config["num_hidden_layers"]):
         of_layer = {
             "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from bench.engines.comparison import Cell, Line, Roof, Versus
+from bench.engines.comparison import INVARIANT, LIBRARY, Cell, Line, Roof, Versus
 
 OURS_BF16 = "ours bf16"
 TITLES = {
@@ -17,7 +17,7 @@ TITLES = {
     "ttft": "first token under load",
     "warm-up": "kernels ready",
 }
-VARIANTS = {"batchInvariant: false": ", library products", "batchInvariant": ""}
+VARIANTS = {LIBRARY: ", not invariant"}
 
 
 def render(lines: Sequence[Line]) -> Table:
@@ -71,7 +71,20 @@ def below(lines: Sequence[Line], roof: Roof) -> list[Text]:
                 f"2k context: a step with KV nvfp4 takes {against.ratio:.2f} of the one with bf16 "
                 f"({_goal(against)})"
             )
+    price = invariance_price(lines)
+    if price is not None:
+        told.append(f"batch invariance: prefill runs at {price:.2f} of what it does without")
     return [Text(line, style="dim") for line in told]
+
+
+def invariance_price(lines: Sequence[Line]) -> float | None:
+    """Prefill with batchInvariant ÷ prefill without, of the best rounds."""
+    ours = {
+        line.ours.variant: line.ours.best for line in lines if line.row == "prefill" and line.ours
+    }
+    if INVARIANT not in ours or LIBRARY not in ours:
+        return None
+    return ours[INVARIANT] / ours[LIBRARY]
 
 
 def _versus(line: Line, engine: str) -> tuple[str | Text, ...]:

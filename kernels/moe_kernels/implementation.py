@@ -73,11 +73,11 @@ def description() -> str:
 
 
 @contextmanager
-def using(wanted: str) -> Iterator[None]:
+def using(wanted: str, device: str | None = None) -> Iterator[None]:
     """For tests and comparisons, while nothing else runs: another one in force for a while."""
     global _chosen
     before = _chosen
-    select(wanted)
+    select(wanted, device)
     try:
         yield
     finally:

@@ -110,7 +110,7 @@ def test_every_kind_of_line_can_be_shown(sizes: Sizes) -> None:
         sizes,
         *(figure("ours", f"decode-{batch}", "nvfp4", 10.0) for batch in workload.DECODE_BATCHES),
         figure("ours", "prefill", "batchInvariant", 9.0),
-        figure("ours", "prefill", "batchInvariant: false", 9.0),
+        figure("ours", "prefill", "batchInvariant: false", 12.0),
         figure("ours", "context", "bf16", 2.0, "ms"),
         figure("ours", "context", "nvfp4", 1.0, "ms"),
         figure("ours", "arrivals", "nvfp4", 7.0),
@@ -122,6 +122,7 @@ def test_every_kind_of_line_can_be_shown(sizes: Sizes) -> None:
     assert shown.row_count == len(lines) == 11
     notes = [text.plain for text in table.below(lines, comparison.roof_of(ROOF))]
     assert any("takes 0.50 of the one with bf16 (≤0.8 ✓)" in note for note in notes)
+    assert any("prefill runs at 0.75 of" in note for note in notes)
 
 
 def test_differences_of_logits_are_relative_to_the_largest(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ RANDOM_TEMPERATURE = 1e6
 step. Greedy text of a random model repeats itself and would touch few experts."""
 START_SECONDS, ANSWER_SECONDS = 300.0, 900.0
 _POLL_SECONDS = 0.01
-_ADDRESS, _INCARNATION = "127.0.0.1", "solo"
+_ADDRESS, _INCARNATION, _DEVICE = "127.0.0.1", "solo", "cpu"
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def running(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with implementation.using(kernels):
+        with implementation.using(kernels, _DEVICE):
             solo = SoloEngine(model, shape, log)
             warm_up(kernel_needs(solo.arch), report)
             try:
