@@ -54,13 +54,14 @@ def run(task: Task, engines: Sequence[str], rounds: int, heard: Heard) -> list[M
     found = []
     for number in range(rounds):
         for engine in ("roof", *engines):
-            for figure in _figures(engine, replace(task, round=number)):
+            for figure in figures(engine, replace(task, round=number)):
                 found.append(Measured(number, engine, figure))
                 heard(number, engine, figure)
     return found
 
 
-def _figures(engine: str, task: Task) -> Iterator[Figure]:
+def figures(engine: str, task: Task) -> Iterator[Figure]:
+    """Of one engine in one round, as they come. Raises EngineEnded."""
     threads = dict.fromkeys(THREAD_VARIABLES, str(task.threads))
     with tempfile.TemporaryFile("w+") as told:
         process = subprocess.Popen(
