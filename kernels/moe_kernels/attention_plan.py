@@ -8,7 +8,8 @@ A layer with a window has a plan of its own, whose tiles begin with the first sp
 what lies before is not read. It is not freed either: a block is that of all layers.
 Neighbours: `moe_worker.engine.batch` gives the rows, `paged_attention` runs the plan.
 
-Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans, L SPAN_TOKENS, B blocks of a span.
+Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans (in `RowTable` sequences),
+L SPAN_TOKENS, B blocks of a span.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +45,30 @@ class AttentionRows:
     num_tokens: int
     blocks: Sequence[int]
     """Its block table, at least up to the last query."""
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """The rows as arrays, a line for each sequence."""
+
+    start_S: Int64s
+    num_tokens_S: Int64s
+    first_row_S: Int64s
+    """Its first row of the step's tokens."""
+    num_blocks_S: Int64s
+    first_block_S: Int64s
+    """Where its block table begins among `blocks`."""
+    blocks: Int64s
+    """All block tables, one after another."""
+
+    def slots(self, block_size: int) -> tuple[Int64s, Int64s]:
+        """Position and slot (block * block_size + offset) of every token of the step."""
+        skew_S = self.start_S - self.first_row_S
+        num_tokens = int(self.num_tokens_S.sum())
+        positions_T = np.arange(num_tokens) + np.repeat(skew_S, self.num_tokens_S)
+        tables_T = np.repeat(self.first_block_S, self.num_tokens_S)
+        blocks_T = self.blocks[tables_T + positions_T // block_size]
+        return positions_T, blocks_T * block_size + positions_T % block_size
 
 
 @dataclass(frozen=True)
@@ -95,6 +121,10 @@ class AttentionPlan:
         return sum(row.num_tokens for row in self.rows)
 
     @property
+    def table(self) -> RowTable:
+        return self.derived.get("table", partial(_table, self.rows, self.block_size))
+
+    @property
     def tiles(self) -> TilePlan:
         return self.derived.get("tiles", partial(_plan, self))
 
@@ -116,6 +146,26 @@ def plan_attention(
     if SPAN_TOKENS % block_size:
         raise ValueError(f"block size {block_size} does not divide {SPAN_TOKENS}")
     return AttentionPlan(tuple(rows), block_size, device)
+
+
+def _table(rows: Sequence[AttentionRows], block_size: int) -> RowTable:
+    """Raises IndexError when a block table is too short."""
+    numbers = np.array(
+        [(row.start, row.num_tokens, len(row.blocks)) for row in rows], dtype=np.int64
+    ).reshape(-1, 3)
+    starts, num_tokens, num_blocks = numbers.T
+    short = np.flatnonzero(num_blocks * block_size < starts + num_tokens)
+    if len(short):
+        at = short[0]
+        raise IndexError(f"{num_blocks[at]} blocks do not reach {(starts + num_tokens)[at]} keys")
+    return RowTable(
+        start_S=starts,
+        num_tokens_S=num_tokens,
+        first_row_S=np.cumsum(num_tokens) - num_tokens,
+        num_blocks_S=num_blocks,
+        first_block_S=np.cumsum(num_blocks) - num_blocks,
+        blocks=np.fromiter(chain.from_iterable(row.blocks for row in rows), dtype=np.int64),
+    )
 
 
 def _plan(plan: AttentionPlan) -> TilePlan:

@@ -63,26 +63,17 @@ def _cut(plan: AttentionPlan, num_kv_heads: int, group: int, num_threads: int) -
 
 def _tiles(plan: AttentionPlan, queries_per_tile: int) -> tuple[Int64s, Int64s]:
     """Units of all kv heads, and the block tables. Raises IndexError when a table is too short."""
-    tiles = [np.empty((0, KV_HEADS + 1), dtype=np.int64)]
-    tables = [np.empty(0, dtype=np.int64)]
-    row = table_start = 0
-    for each in plan.rows:
-        begins = np.arange(0, each.num_tokens, queries_per_tile, dtype=np.int64)
-        tile = np.zeros((len(begins), KV_HEADS + 1), dtype=np.int64)
-        tile[:, ROW] = row + begins
-        tile[:, POSITION] = each.start + begins
-        tile[:, NUM_QUERIES] = np.minimum(queries_per_tile, each.num_tokens - begins)
-        tile[:, TABLE_START] = table_start
-        tiles.append(tile)
-        table = np.asarray(each.blocks, dtype=np.int64)
-        if len(table) * plan.block_size < each.start + each.num_tokens:
-            raise IndexError(
-                f"{len(table)} blocks do not reach {each.start + each.num_tokens} keys"
-            )
-        tables.append(table)
-        table_start += len(table)
-        row += each.num_tokens
-    return np.concatenate(tiles), np.concatenate(tables)
+    table = plan.table
+    tiles_S = -(-table.num_tokens_S // queries_per_tile)
+    of_tile = np.repeat(np.arange(len(tiles_S)), tiles_S)
+    within = np.arange(len(of_tile)) - np.repeat(np.cumsum(tiles_S) - tiles_S, tiles_S)
+    begins = within * queries_per_tile
+    tiles = np.zeros((len(of_tile), KV_HEADS + 1), dtype=np.int64)
+    tiles[:, ROW] = table.first_row_S[of_tile] + begins
+    tiles[:, POSITION] = table.start_S[of_tile] + begins
+    tiles[:, NUM_QUERIES] = np.minimum(queries_per_tile, table.num_tokens_S[of_tile] - begins)
+    tiles[:, TABLE_START] = table.first_block_S[of_tile]
+    return tiles, table.blocks
 
 
 def _heads_per_unit(num_kv_heads: int, num_tiles: int, wanted_units: int) -> int:

@@ -40,6 +40,7 @@ class Tables(RuleBasedStateMachine):
         self.pool = BlockPool(NUM_BLOCKS, PrefixIndex(type(self).digest))
         self.tables = BlockTables(self.pool, BLOCK_SIZE, prefix_caching=True)
         self.seqs: list[Sequence] = []
+        self.waiting = Sequence("waiting", (0,) * 8, PARAMS)
         self.places: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
 
     @rule(
@@ -114,6 +115,11 @@ class Tables(RuleBasedStateMachine):
     @rule()
     def forget(self) -> None:
         self.pool.forget()
+
+    @invariant()
+    def who_waits_is_told_what_a_fresh_look_finds(self) -> None:
+        fresh = BlockTables(self.pool, BLOCK_SIZE, prefix_caching=True)
+        assert self.tables.starts(self.waiting) == fresh.starts(self.waiting)
 
     @invariant()
     def everybody_reads_what_was_computed_from_his_own_tokens(self) -> None:
@@ -208,6 +214,25 @@ def test_without_room_for_a_copy_the_last_block_is_computed() -> None:
     assert tables.num_taken(compute) == 2
     second, _ = run(tables, (1, 2, 3, 4), start=1)
     assert sorted(second.block_table) == [0, 1]
+
+
+def test_who_waits_is_not_looked_up_again_from_the_beginning() -> None:
+    looked_up: list[bytes] = []
+
+    def digest(parent: bytes, tokens: bytes) -> bytes:
+        looked_up.append(tokens)
+        return chain_digest(parent, tokens)
+
+    tables = BlockTables(BlockPool(NUM_BLOCKS, PrefixIndex(digest)), BLOCK_SIZE, True)
+    first, _ = run(tables, (1, 2, 3, 4, 5, 6))
+    waiting = Sequence("waiting", (1, 2, 3, 4, 5, 6, 7, 8, 9, 10), PARAMS)
+    found = tables.starts(waiting)
+    looked_up.clear()
+    assert tables.starts(waiting) == found
+    assert looked_up == [pack([7, 8])], "only the first that was not known"
+    tables.release(first)
+    tables.pool.take(NUM_BLOCKS - 1)
+    assert [len(start.known) for start in tables.starts(waiting)] == [1]
 
 
 def test_two_that_compute_the_same_end_up_with_the_same_blocks() -> None:

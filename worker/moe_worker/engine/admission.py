@@ -30,7 +30,8 @@ def start_for(
         headroom = num_running * tables.blocks_for(num_steps)
         # Blocks that those who run may ask for until the newcomer draws its first token stay there,
         # else it, being the youngest, would be preempted for nothing.
-        if tables.num_taken(start) + headroom <= tables.pool.num_available:
+        room = tables.pool.num_available - headroom
+        if start.num_new <= room and tables.num_taken(start) <= room:
             return None if _is_under_way(newcomer, start, tables, pieces) else start
     return None
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,24 +37,19 @@ class Batch:
 def build_batch(schedule: Schedule, block_size: int, device: str | torch.device = "cpu") -> Batch:
     """Tokens of the schedule's sequences one after another; an empty schedule gives T = 0."""
     token_ids: list[int] = []
-    positions: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = [np.empty(0, dtype=np.int64)]
-    slots: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = [np.empty(0, dtype=np.int64)]
     sample_rows: list[int] = []
     rows: list[AttentionRows] = []
     for entry in schedule.entries:
-        end = entry.start + entry.num_tokens
-        token_ids += entry.seq.tokens(entry.start, end)
-        at = np.arange(entry.start, end, dtype=np.int64)
-        table = np.asarray(entry.seq.block_table, dtype=np.int64)
-        positions.append(at)
-        slots.append(table[at // block_size] * block_size + at % block_size)
-        rows.append(AttentionRows(entry.start, entry.num_tokens, entry.seq.block_table))
-        first = len(token_ids) - end
-        sample_rows += [first + row.position for row in rows_of(entry)]
+        seq, skew = entry.seq, len(token_ids) - entry.start
+        token_ids += seq.tokens(entry.start, entry.end)
+        rows.append(AttentionRows(entry.start, entry.num_tokens, seq.block_table))
+        sample_rows += [skew + row.position for row in rows_of(entry)]
+    plan = plan_attention(rows, block_size, device)
+    positions_T, slots_T = plan.table.slots(block_size)
     return Batch(
         token_ids_T=torch.tensor(token_ids, dtype=torch.int64, device=device),
-        positions_T=torch.from_numpy(np.concatenate(positions)).to(device),
-        slots_T=torch.from_numpy(np.concatenate(slots)).to(device),
+        positions_T=torch.from_numpy(positions_T).to(device),
+        slots_T=torch.from_numpy(slots_T).to(device),
         sample_rows_B=torch.tensor(sample_rows, dtype=torch.int64, device=device),
-        attention=plan_attention(rows, block_size, device),
+        attention=plan,
     )

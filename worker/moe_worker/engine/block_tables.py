@@ -37,6 +37,8 @@ class BlockTables:
         self.pool = pool
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self._sought: tuple[Sequence, list[Prefix]] | None = None
+        """Who was last looked up and what was found: the head of the queue asks in every step."""
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -63,6 +65,7 @@ class BlockTables:
         held = [prefix.block for prefix in start.known]
         if start.copied is not None:
             held.append(start.copied.block)
+        self._sought = None
         # Shared before anything is taken, else it might be evicted to make room.
         self.pool.share(held)
         try:
@@ -137,12 +140,17 @@ class BlockTables:
 
     def _chain(self, seq: Sequence) -> list[Prefix]:
         """The full blocks of its tokens that are known, from the first to the first unknown one."""
-        chain: list[Prefix] = []
-        known = None
         if not self.prefix_caching:
-            return chain
-        for at in range(seq.num_tokens // self.block_size):
-            known = self.pool.prefixes.find(known, self._block_tokens(seq, at))
+            return []
+        if self._sought is None or self._sought[0] is not seq:
+            self._sought = seq, []
+        chain = self._sought[1]
+        # Blocks are forgotten from the end of a chain: where one is known, so are those before.
+        while chain and not self.pool.prefixes.knows(chain[-1]):
+            chain.pop()
+        for at in range(len(chain), seq.num_tokens // self.block_size):
+            parent = chain[-1] if chain else None
+            known = self.pool.prefixes.find(parent, self._block_tokens(seq, at))
             if known is None:
                 break
             chain.append(known)

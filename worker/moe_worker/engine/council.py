@@ -50,6 +50,8 @@ class Council:
         Raises:
             ExchangeFailed: somebody did not vote in time, or is gone.
         """
+        if not self._peers:
+            return [ballot]
         self.listen()
         assert self._listening is not None, "listen posts the receives"
         listening, self._listening = self._listening, None

@@ -7,7 +7,7 @@ Neighbours: `batch` selects these rows, `sampler` reads their logits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from moe_worker.engine.schedule import Schedule, ScheduledSequence
@@ -28,13 +28,13 @@ def logit_rows(schedule: Schedule) -> list[LogitRow]:
     return [row for entry in schedule.entries for row in rows_of(entry)]
 
 
-def rows_of(entry: ScheduledSequence) -> Iterator[LogitRow]:
+def rows_of(entry: ScheduledSequence) -> Rows[LogitRow]:
     """Those of one sequence."""
-    seq, end = entry.seq, entry.start + entry.num_tokens
-    if seq.params.prompt_logprobs is not None:
-        # Computed again after a preemption, tokens are not told a second time.
-        first = max(entry.start, len(seq.prompt_logprobs))
-        for position in range(first, min(end, len(seq.prompt) - 1)):
-            yield LogitRow(seq, position, draws=False)
-    if entry.samples:
-        yield LogitRow(seq, end - 1, draws=True)
+    seq, end = entry.seq, entry.end
+    drawn = (LogitRow(seq, end - 1, draws=True),) if entry.samples else ()
+    if seq.params.prompt_logprobs is None:
+        return drawn
+    # Computed again after a preemption, tokens are not told a second time.
+    first = max(entry.start, len(seq.prompt_logprobs))
+    told = range(first, min(end, len(seq.prompt) - 1))
+    return (*(LogitRow(seq, position, draws=False) for position in told), *drawn)

@@ -63,7 +63,7 @@ class PrefixIndex:
         """Know `block` by its content; None when it cannot be: its digest is taken, or its prefix
         is not known any more."""
         digest = self._digest_after(parent, tokens)
-        if digest in self._by_digest or (parent is not None and not self._knows(parent)):
+        if digest in self._by_digest or (parent is not None and not self.knows(parent)):
             return None
         assert block not in self._by_block, f"block {block} is known by two contents"
         num_blocks = 1 if parent is None else parent.num_blocks + 1
@@ -91,9 +91,10 @@ class PrefixIndex:
             assert self._by_digest[prefix.digest] is prefix, f"block {block} has another's digest"
             assert prefix.digest == self._digest_after(prefix.parent, prefix.tokens)
             parent = prefix.parent
-            assert parent is None or self._knows(parent), f"block {block} outlives its prefix"
+            assert parent is None or self.knows(parent), f"block {block} outlives its prefix"
 
-    def _knows(self, prefix: Prefix) -> bool:
+    def knows(self, prefix: Prefix) -> bool:
+        """Whether it is still found, and then every block before it is too."""
         return self._by_block.get(prefix.block) is prefix
 
     def _digest_after(self, parent: Prefix | None, tokens: bytes) -> bytes:
