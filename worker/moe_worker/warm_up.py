@@ -3,8 +3,7 @@
 For images and for folders that pods share: a worker that finds its kernels there is ready seconds
 after its start, without the half minute and more of compiling. The folder is MOE_KERNELS_CACHE,
 else NUMBA_CACHE_DIR, else ~/.cache/moe-kernels. Kernels fit the kind of processor that they were
-compiled on; NUMBA_CPU_NAME=x86-64-v3 and an empty NUMBA_CPU_FEATURES, set here and where workers
-run, make them fit every one with AVX2.
+compiled on; elsewhere a worker compiles at its start.
 """
 
 from __future__ import annotations

@@ -80,6 +80,24 @@ def test_a_read_only_folder_serves_by_way_of_a_private_copy(
     assert used.stat().st_mode & 0o077 == 0
 
 
+def test_an_images_kernels_are_put_into_a_new_folder_and_replace_none(
+    sources: Path, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready" / fingerprint(sources, "v") / "module"
+    ready.mkdir(parents=True)
+    (ready / "kernel.nbc").write_bytes(b"code")
+    wish = {
+        "MOE_KERNELS_CACHE": str(tmp_path / "cache"),
+        "MOE_KERNELS_READY": str(tmp_path / "ready"),
+    }
+    used = cache_folder(wish, sources, "v")
+    assert used is not None
+    assert [path.name for path in (used / "module").iterdir()] == ["kernel.nbc"]
+    (used / "module" / "kernel.nbc").write_bytes(b"compiled here")
+    assert cache_folder(wish, sources, "v") == used
+    assert (used / "module" / "kernel.nbc").read_bytes() == b"compiled here"
+
+
 def test_without_any_folder_there_is_no_cache(
     sources: Path, tmp_path: Path, unwritable: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
