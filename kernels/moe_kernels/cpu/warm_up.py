@@ -20,6 +20,7 @@ from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import allocate_pages, append
 from moe_kernels.linear import linear
@@ -55,6 +56,7 @@ def _all(needs: Needs) -> list[Step]:
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
         *(Step(f"router {_short(dtype)}", partial(_route, dtype)) for dtype in dtypes),
         *(Step(f"dispatch {_short(dtype)}", partial(_dispatch, dtype)) for dtype in dtypes),
+        *(Step(f"ends {_short(dtype)}", partial(_ends, dtype)) for dtype in dtypes),
         *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),
         *(Step(f"norm {_short(dtype)}", partial(_norm, dtype)) for dtype in dtypes),
         Step("rope", _rope),
@@ -94,6 +96,11 @@ def _experts(dtype: torch.dtype, needs: Needs) -> None:
 def _route(dtype: torch.dtype) -> None:
     gate_EH = torch.zeros(1, _WIDTH, dtype=dtype)
     route(torch.zeros(1, _WIDTH), Gate(RouterSpec(1, 1), torch.zeros(_WIDTH), 1e-6, gate_EH))
+
+
+def _ends(dtype: torch.dtype) -> None:
+    rows_VH, number = torch.zeros(1, _WIDTH, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+    head_logits(embed(number, Embedding(rows_VH)), number, Head(rows_VH[0], 1e-6, rows_VH))
 
 
 def _copies() -> None:

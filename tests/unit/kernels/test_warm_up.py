@@ -16,6 +16,7 @@ from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
 from moe_kernels.kv_pages import LayerScales, allocate_pages, append
 from moe_kernels.linear import linear
@@ -49,6 +50,8 @@ def a_layer(tokens: int, hidden: int, inner: int) -> None:
     experts = Experts(w13, w2, NEEDS.act, w13[:, :, 0], w2[:, :, 0])
     add_experts(x, normed, ids, weights, experts, shared=shared, multiplier=0.5)
     add_mlp(x, x, Mlp(w13[0], w2[0], NEEDS.act, gate[:1]))
+    embed(ids.flatten(), Embedding(gate, 12.0))
+    head_logits(x, torch.arange(tokens), Head(gate[0], 1e-6, gate, 8.0))
     numbers = torch.ones(3, dtype=torch.int64)
     place_choices(ids, Copies(numbers[:, None], numbers[:, None] << 32, numbers), numbers, 1 << 61)
     linear(x, gate.float())
@@ -81,6 +84,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         experts,
         gate,
         grouped_gemm,
+        head,
         kv_encode,
         linear,
         norm_rope,
@@ -94,6 +98,8 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         experts.add_expert_rows,
         gate.route_rows,
         copies.place,
+        head.widen_rows,
+        head.head_rows,
         norm_rope.norm_rows,
         norm_rope.turn_rows,
         permute.place_pairs,

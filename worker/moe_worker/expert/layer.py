@@ -29,6 +29,9 @@ from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable
 from moe_worker.model.second_half import ExpertHalf
 
+_Given = tuple[Tensor | None, Tensor, Tensor, Tensor]
+"""What is added to, rows, slots and weights."""
+
 
 class ExpertLayers:
     def __init__(self, bank: ExpertBank, counters: LoadCounters, act: Activation = SILU) -> None:
@@ -112,23 +115,23 @@ class ExpertLayers:
         buffers of bounded size."""
         dispatcher.check(normed_TH, ids_TK, self._tokens_R)
         slots_TK, shape = self._places(layer, ids_TK), dispatcher.shape
-        num_tokens, size = normed_TH.shape[0], shape.tokens_per_round
+        num_tokens = normed_TH.shape[0]
         dispatcher.observer.sent("self", num_tokens * shape.row_bytes)
-        rounds: list[Tensor] = []
-        for start in range(0, max(num_tokens, 1), size):
-            span = slice(start, start + size)
+        given = onto_TH, normed_TH, slots_TK, weights_TK
+        outputs: list[Tensor] = []
+        for onto_tH, normed_tH, slots_tK, weights_tK in _rounds(given, shape.tokens_per_round):
             out_tH, served_S = add_experts(
-                None if onto_TH is None else onto_TH[span],
-                normed_TH[span],
-                slots_TK[span],
-                weights_TK[span],
+                onto_tH,
+                normed_tH,
+                slots_tK,
+                weights_tK,
                 self._experts(layer),
                 shared=shared,
                 multiplier=multiplier,
             )
             self._counters.count_served(layer, served_S)
-            rounds.append(out_tH)
-        return rounds[0] if len(rounds) == 1 else torch.cat(rounds)
+            outputs.append(out_tH)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _together(
         self,
@@ -170,3 +173,16 @@ class ExpertLayers:
                 bank.b2_LSH[layer] if bank.has_bias else None,
             )
         return experts
+
+
+def _rounds(given: _Given, size: int) -> list[_Given]:
+    """The same rows in pieces of at most `size`; one piece where there are none."""
+    onto_TH, normed_TH, slots_TK, weights_TK = given
+    num_tokens = normed_TH.shape[0]
+    if num_tokens <= size:
+        return [given]
+    spans = [slice(start, start + size) for start in range(0, num_tokens, size)]
+    return [
+        (None if onto_TH is None else onto_TH[t], normed_TH[t], slots_TK[t], weights_TK[t])
+        for t in spans
+    ]

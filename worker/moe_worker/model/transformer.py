@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan
+from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_pages import KvPages
-from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope_table
 from moe_worker.model import rope
 from moe_worker.model.attention_kinds import build_attention
@@ -71,13 +70,15 @@ class Transformer:
             build_attention(arch, layer, weights.attention)
             for layer, weights in enumerate(shared.layers)
         ]
+        multipliers = arch.multipliers
+        self._embedding = Embedding(shared.embedding_VH, multipliers.embedding)
+        self._head = Head(shared.norm_H, arch.rms_eps, shared.lm_head_VH, multipliers.logits)
         self._second_halves = [build_second_half(arch, weights) for weights in shared.layers]
 
     def forward(self, batch: Step, cache: Cache, moe: Moe) -> Tensor:
         """Logits float32 [B, V] of the batch's sampled rows; writes the batch's keys and values."""
         arch, multipliers = self.arch, self.arch.multipliers
-        x_TH = self.shared.embedding_VH[batch.token_ids_T].to(torch.float32)
-        x_TH = _times(x_TH, multipliers.embedding)
+        x_TH = embed(batch.token_ids_T, self._embedding)
         rotation = self._cos[batch.positions_T], self._sin[batch.positions_T]
         ordinal = 0
         for layer, weights in enumerate(self.shared.layers):
@@ -92,9 +93,7 @@ class Transformer:
                 ordinal += 1
             else:
                 x_TH = half(x_TH)
-        sampled_BH = rms_norm(x_TH[batch.sample_rows_B], self.shared.norm_H, arch.rms_eps)
-        logits_BV = linear(sampled_BH, self.shared.lm_head_VH)
-        return logits_BV if multipliers.logits == 1.0 else logits_BV / multipliers.logits
+        return head_logits(x_TH, batch.sample_rows_B, self._head)
 
 
 def _times(x_TH: Tensor, multiplier: float) -> Tensor:
