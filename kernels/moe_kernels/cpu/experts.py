@@ -14,7 +14,7 @@ J intermediate of the shared expert; SI and SH: matrices one below the other.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -173,6 +173,9 @@ def add_expert_rows(
     served_S: Array,
     threads: int,
 ) -> None:
+    # As variables: of literals numba would compile everything once more.
+    zero = np.int64(0)
+    one: Any = np.int64(1)
     num_tokens, hidden = x_TH.shape
     order_P, offsets = place_pairs(slots_TK.reshape(-1), served_S.size)
     place_TK = _places(order_P, offsets, slots_TK.size, served_S)
@@ -190,7 +193,7 @@ def add_expert_rows(
     dense_y_TH = np.empty((num_dense, hidden), np.float32)
     logits_T1 = np.empty((num_dense if gate_1H.size > 0 else 0, 1), np.float32)
     if threads == 1 or num_pairs + num_dense < FEW_ROWS:
-        _round_part(0, 1, x_TH, order_P, slots_TK, w13_SIH, x_PH, w13_2JH, dense_x_TH)
+        _round_part(zero, one, x_TH, order_P, slots_TK, w13_SIH, x_PH, w13_2JH, dense_x_TH)
     else:
         for part in prange(threads):
             _round_part(
@@ -199,11 +202,12 @@ def add_expert_rows(
             )  # fmt: skip
     if threads == 1:
         _up_both(
-            0, 1, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI, inner_PI,
-            dense_x_TH, dense_offsets, w13_2JH, both_T2J, w2_HJ, inner_TJ, gate_1H, logits_T1,
+            zero, one, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI,
+            inner_PI, dense_x_TH, dense_offsets, w13_2JH, both_T2J, w2_HJ, inner_TJ, gate_1H,
+            logits_T1,
         )  # fmt: skip
         _down_both(
-            0, 1, inner_PI, offsets, w2_SHI, b2_SH, y_PH, inner_TJ, dense_offsets, w2_HJ,
+            zero, one, inner_PI, offsets, w2_SHI, b2_SH, y_PH, inner_TJ, dense_offsets, w2_HJ,
             dense_y_TH, logits_T1, place_TK, weights_TK, onto_TH, multiplier, out_TH,
         )  # fmt: skip
     else:
@@ -239,9 +243,10 @@ def _round_part(
 ) -> None:  # fmt: skip
     """This part's rows: every pair's, and every token's for the shared expert."""
     num_pairs, num_dense, top_k = order_P.size, dense_x_TH.shape[0], slots_TK.shape[1]
+    zero, one = np.int64(0), np.int64(1)
     for row in range(num_pairs * part // parts, num_pairs * (part + 1) // parts):
         token = order_P[row] // top_k
-        round_rows(x_TH[token : token + 1], 0, 1, w13_SIH, x_PH[row : row + 1])
+        round_rows(x_TH[token : token + 1], zero, one, w13_SIH, x_PH[row : row + 1])
     first, last = num_dense * part // parts, num_dense * (part + 1) // parts
     round_rows(x_TH, first, last, w13_2JH, dense_x_TH)
 
@@ -264,7 +269,8 @@ def _up_both(
     )  # fmt: skip
     num_gated = logits_T1.shape[0]
     first, last = num_gated * part // parts, num_gated * (part + 1) // parts
-    multiply(gate_1H, 0, 0, 1, dense_x_TH, first, last, logits_T1)
+    zero, one = np.int64(0), np.int64(1)
+    multiply(gate_1H, zero, zero, one, dense_x_TH, first, last, logits_T1)
 
 
 @compiled

@@ -11,7 +11,7 @@ Letters: T tokens, H hidden, E logical experts, K choices a token.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -97,18 +97,21 @@ def route_rows(
     weights_TK: Array,
     threads: int,
 ) -> None:
+    # As variables: of literals numba would compile everything once more.
+    zero = np.int64(0)
+    one: Any = np.int64(1)
     rounded_TH = np.empty(x_TH.shape, np.float32)
     logits_TE = np.empty((x_TH.shape[0], gate_EH.shape[0]), np.float32)
     by_tokens = threads if x_TH.shape[0] >= threads else 1
     if by_tokens == 1:
-        _norm_part(0, 1, x_TH, norm_H, eps, gate_EH, normed_TH, rounded_TH)
+        _norm_part(zero, one, x_TH, norm_H, eps, gate_EH, normed_TH, rounded_TH)
         if threads == 1:
-            _gate_part(0, 1, rounded_TH, gate_EH, logits_TE)
+            _gate_part(zero, one, rounded_TH, gate_EH, logits_TE)
         else:
             for part in prange(threads):
                 _gate_part(np.int64(part), threads, rounded_TH, gate_EH, logits_TE)
         _choose_part(
-            0, 1, logits_TE, logit_bias_E, selection_bias_E, score, num_groups, keep, two_best,
+            zero, one, logits_TE, logit_bias_E, selection_bias_E, score, num_groups, keep, two_best,
             renorm, epsilon, scale, ids_TK, weights_TK,
         )  # fmt: skip
     else:
@@ -130,7 +133,8 @@ def _route_part(
     """Everything for this part's tokens."""
     first, last = _share(part, parts, x_TH.shape[0])
     _norm_part(part, parts, x_TH, norm_H, eps, gate_EH, normed_TH, rounded_TH)
-    multiply(gate_EH, 0, 0, gate_EH.shape[0], rounded_TH, first, last, logits_TE)
+    zero = np.int64(0)
+    multiply(gate_EH, zero, zero, gate_EH.shape[0], rounded_TH, first, last, logits_TE)
     _choose_part(
         part, parts, logits_TE, logit_bias_E, selection_bias_E, score, num_groups, keep, two_best,
         renorm, epsilon, scale, ids_TK, weights_TK,
@@ -158,7 +162,8 @@ def _gate_part(
 ) -> None:
     """This part's columns of the logits."""
     start, end = _share(part, parts, gate_EH.shape[0])
-    multiply(gate_EH, 0, start, end, rounded_TH, 0, rounded_TH.shape[0], logits_TE)
+    zero = np.int64(0)
+    multiply(gate_EH, zero, start, end, rounded_TH, zero, rounded_TH.shape[0], logits_TE)
 
 
 @compiled

@@ -8,7 +8,7 @@ Letters: T tokens, H hidden, V vocabulary, B rows that are sampled.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -100,16 +100,19 @@ def head_rows(
     threads: int,
 ) -> bool:
     """False, and nothing done, where there is no such row."""
+    # As variables: of literals numba would compile everything once more.
+    zero = np.int64(0)
+    one: Any = np.int64(1)
     if not _all_below(rows_B, x_TH.shape[0]):
         return False
     chosen_BH = np.empty((rows_B.size, x_TH.shape[1]), np.float32)
     if threads == 1 or rows_B.size < FEW_ROWS:
-        _norm_part(0, 1, x_TH, rows_B, norm_H, eps, rows_VH, chosen_BH)
+        _norm_part(zero, one, x_TH, rows_B, norm_H, eps, rows_VH, chosen_BH)
     else:
         for part in prange(threads):
             _norm_part(np.int64(part), threads, x_TH, rows_B, norm_H, eps, rows_VH, chosen_BH)
     if threads == 1:
-        _logits_part(0, 1, chosen_BH, rows_VH, divisor, logits_BV)
+        _logits_part(zero, one, chosen_BH, rows_VH, divisor, logits_BV)
     else:
         for part in prange(threads):
             _logits_part(np.int64(part), threads, chosen_BH, rows_VH, divisor, logits_BV)
@@ -136,7 +139,8 @@ def _logits_part(
     """This part's columns."""
     vocabulary, num_rows = rows_VH.shape[0], chosen_BH.shape[0]
     start, end = vocabulary * part // parts, vocabulary * (part + 1) // parts
-    multiply(rows_VH, 0, start, end, chosen_BH, 0, num_rows, logits_BV)
+    zero = np.int64(0)
+    multiply(rows_VH, zero, start, end, chosen_BH, zero, num_rows, logits_BV)
     if divisor != np.float32(1.0):
         for row in range(num_rows):
             for column in range(start, end):
