@@ -18,7 +18,7 @@ fi
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 tests=""
-for file in $(grep -l 'usefixtures("implementation")' tests/unit/kernels/test_*.py); do
+for file in $(grep -l -e 'usefixtures("implementation")' -e 'pytest.mark.gpu' tests/unit/kernels/test_*.py); do
     name=$(basename "$file" .py)
     timeout 270 "$PYTHON" -m pytest -q -m gpu "$file" > "$logs/$name" 2>&1 &
     tests="$tests $!:$name"

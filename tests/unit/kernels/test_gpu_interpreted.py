@@ -25,6 +25,7 @@ CHOICE = {
     "permute": "order_is or c03",
     "append_implementations": "known_bytes or midpoints or k8v4 and four or latents and nvfp4"
     " or anyhow or refused",
+    "gpu_split": "cutting",
     "sampling": "not_depend_on_the_batch or same_token or no_rows or refused and 1.0-nan",
     "attention_implementations": "bit_equal or agrees_with_the_oracle or no_tokens or refused",
 }
