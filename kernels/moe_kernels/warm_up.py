@@ -47,13 +47,16 @@ class Needs:
     act: Activation = SILU
     bias: bool = False
     """Whether experts have biases."""
+    grouped_query: frozenset[torch.dtype] = frozenset()
+    """Of the weights of grouped-query attention, where the model has it."""
     shapes: Shapes | None = None
     """Of implementations whose kernels are compiled for a model's widths; None = not known yet."""
 
 
+_DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 EVERY_NEED = (
-    Needs(frozenset({torch.bfloat16, torch.float16, torch.float32})),
-    Needs(frozenset({torch.bfloat16, torch.float16, torch.float32}), SwigluOai(), bias=True),
+    Needs(_DTYPES, grouped_query=_DTYPES),
+    Needs(_DTYPES, SwigluOai(), bias=True),
 )
 """Of all models that there are, together."""
 

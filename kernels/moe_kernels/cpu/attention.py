@@ -38,7 +38,7 @@ from moe_kernels.cpu.attention_work import (
     ROW,
     TABLE_START,
 )
-from moe_kernels.cpu.jit import Array, compiled, parallel
+from moe_kernels.cpu.jit import Array, compiled, inner, parallel
 from moe_kernels.cpu.kv_codes import (
     CODE,
     FP32,
@@ -116,7 +116,7 @@ def attend_range(
         )  # fmt: skip
 
 
-@compiled
+@inner
 def _attend_unit(
     q_THD, key, key_tail, value, unit, tables, block_size, window, scale, sinks_H,
     center_ND, channel_ND, out_THV,
@@ -207,18 +207,18 @@ def _attend_unit(
             out[element] = load_float(sums, np.int64(row * v_bytes + element * 4)) * share
 
 
-@compiled
+@inner
 def unit_heads(q_THD, unit):
     """Number of kv heads, which every unit carries behind its own columns."""
     return unit[-1]
 
 
-@compiled
+@inner
 def first_key(position, window):
     return max(position - window + 1, 0) if window else 0
 
 
-@compiled
+@inner
 def _take_queries(q_THD, unit, group, num_heads, scale, sinks_H, center_ND, channel_ND, q, logits):
     """The unit's queries, scaled, as rows by kv head, query and query head; and the sinks' logits.
 
@@ -248,7 +248,7 @@ def _take_queries(q_THD, unit, group, num_heads, scale, sinks_H, center_ND, chan
                 taken[element] *= channel_ND[kv_head, element]
 
 
-@compiled
+@inner
 def _soften(scores, at, count, sink):
     """Turn `count` scores into e^(score − top) and give their sum, with the sink's part."""
     end = at + count * 4

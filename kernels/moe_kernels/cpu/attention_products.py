@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moe_kernels.cpu.jit import compiled
+from moe_kernels.cpu.jit import inner
 from moe_kernels.cpu.lanes import fma, load, load_splat, splat, store, store_sums
 
 STEP = 32
@@ -22,7 +22,7 @@ STEP = 32
 ZERO = np.float32(0.0)
 
 
-@compiled
+@inner
 def score_block(q, q_at, num_rows, k, k_at, num_tokens, row_bytes, scores, scores_at, score_bytes):
     """scores[row, token] = q[row] · k[token]; rows of q and k are `row_bytes` long, rows of scores
     `score_bytes`; `num_tokens` is a multiple of four."""
@@ -40,7 +40,7 @@ def score_block(q, q_at, num_rows, k, k_at, num_tokens, row_bytes, scores, score
         )  # fmt: skip
 
 
-@compiled
+@inner
 def _score_two(q, q_at, k, k_at, num_tokens, row_bytes, scores, scores_at, score_bytes):
     for token in range(0, num_tokens, 4):
         a0, a1, a2, a3 = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
@@ -59,7 +59,7 @@ def _score_two(q, q_at, k, k_at, num_tokens, row_bytes, scores, scores_at, score
         store_sums(scores, np.int64(scores_at + score_bytes + token * 4), b0, b1, b2, b3)
 
 
-@compiled
+@inner
 def _score_one(q, q_at, k, k_at, num_tokens, row_bytes, scores, scores_at):
     for token in range(0, num_tokens, 4):
         a0, a1, a2, a3 = splat(ZERO), splat(ZERO), splat(ZERO), splat(ZERO)
@@ -73,7 +73,7 @@ def _score_one(q, q_at, k, k_at, num_tokens, row_bytes, scores, scores_at):
         store_sums(scores, np.int64(scores_at + token * 4), a0, a1, a2, a3)
 
 
-@compiled
+@inner
 def mix_block(
     weights, weights_at, weight_bytes, num_rows, v, v_at, v_row_bytes, num_tokens, sums, sums_at,
     sum_bytes,
@@ -111,7 +111,7 @@ def mix_block(
             byte += STEP
 
 
-@compiled
+@inner
 def _mix_two_by_four(
     weights, w_at, weight_bytes, v, v_at, v_row_bytes, num_tokens, sums, to, sum_bytes
 ):
@@ -138,7 +138,7 @@ def _mix_two_by_four(
     store(sums, np.int64(other + 3 * STEP), b3)
 
 
-@compiled
+@inner
 def _mix_one_by_four(weights, w_at, v, v_at, v_row_bytes, num_tokens, sums, to):
     a0, a1 = load(sums, np.int64(to)), load(sums, np.int64(to + STEP))
     a2, a3 = load(sums, np.int64(to + 2 * STEP)), load(sums, np.int64(to + 3 * STEP))
@@ -155,7 +155,7 @@ def _mix_one_by_four(weights, w_at, v, v_at, v_row_bytes, num_tokens, sums, to):
     store(sums, np.int64(to + 3 * STEP), a3)
 
 
-@compiled
+@inner
 def _mix_one(weights, w_at, v, v_at, v_row_bytes, num_tokens, sums, to):
     total = load(sums, np.int64(to))
     for token in range(num_tokens):

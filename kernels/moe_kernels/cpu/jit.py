@@ -3,9 +3,9 @@
 Rules for a kernel, each found the hard way:
 * A function at module level with a name of its own. numba's cache tells functions apart by file,
   line and bytecode; of two closures of one source it would load the wrong one.
-* `compiled` for the work; `parallel` only for a function whose `prange` bodies are single calls of
-  compiled ones. Code inside a prange body is not vectorised, and its index is unsigned: pass
-  `np.int64(index)`.
+* `compiled` for the work, `inner` for its parts; `parallel` only for a function whose `prange`
+  bodies are single calls of compiled ones. Code inside a prange body is not vectorised, and its
+  index is unsigned: pass `np.int64(index)`.
 * No fastmath anywhere: it reassociates sums, and a row's bits would depend on its batch. Sums that
   must be fast name their lanes, see `intrinsics`; element-wise loops vectorise without it.
 
@@ -58,6 +58,13 @@ _of_this_thread = threading.local()
 def compiled(function: F) -> F:
     """A kernel for one thread."""
     return cast("F", numba.njit(**_OPTIONS)(function))
+
+
+def inner(function: F) -> F:
+    """A part of kernels: not to be called from Python, and compiled sooner for it."""
+    return cast(
+        "F", numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+    )
 
 
 def parallel(function: F) -> F:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from moe_kernels.cpu.jit import compiled
+from moe_kernels.cpu.jit import inner
 from moe_kernels.cpu.lanes import (
     WIDTH,
     load,
@@ -120,14 +120,14 @@ def _steps(page: PagePart, place: int) -> np.ndarray:
     return (values * _E2M1_FACTOR).numpy()
 
 
-@compiled
+@inner
 def head_at(side, block, head):
     """Where a head's rows of a block begin in `data`."""
     sizes = side.sizes
     return sizes[FIRST_BYTE] + block * sizes[BLOCK_BYTES] + head * sizes[HEAD_BYTES]
 
 
-@compiled
+@inner
 def scales_at(side, block, head):
     """Where the scales of a head's rows of a block begin."""
     sizes = side.sizes
@@ -135,7 +135,7 @@ def scales_at(side, block, head):
     return sizes[SCALE_FIRST_BYTE] + in_block
 
 
-@compiled
+@inner
 def decode_block(side, block, head, num_tokens, target, target_at, target_row_bytes):
     """Write a head's first `num_tokens` rows of a block as float32 to `target`."""
     at = head_at(side, block, head)
@@ -149,7 +149,7 @@ def decode_block(side, block, head, num_tokens, target, target_at, target_row_by
         scale_at += side.sizes[SCALE_ROW_BYTES]
 
 
-@compiled
+@inner
 def _decode_run(side, at, scale_at, num_rows, target, to):
     """Rows that follow each other on both sides."""
     code, end = side.sizes[CODE], to + num_rows * side.sizes[VECTOR_WIDTH] * 4
@@ -169,7 +169,7 @@ def _decode_run(side, at, scale_at, num_rows, target, to):
         _copy_fp32(side.data, at, target, to, end)
 
 
-@compiled
+@inner
 def _decode_e2m1(data, at, scales, scale_at, steps, num_scales, target, to):
     """Two scales of sixteen elements at a time: their number is even."""
     for place in range(0, num_scales - 1, 2):
@@ -179,7 +179,7 @@ def _decode_e2m1(data, at, scales, scale_at, steps, num_scales, target, to):
         to += 128
 
 
-@compiled
+@inner
 def _decode_wide_e2m1(data, at, scales, scale_at, steps, num_scales, target, to):
     """Two times sixteen elements to a scale."""
     for place in range(num_scales):
@@ -189,7 +189,7 @@ def _decode_wide_e2m1(data, at, scales, scale_at, steps, num_scales, target, to)
         to += 128
 
 
-@compiled
+@inner
 def _decode_bf16(data, at, target, to, end):
     # Four at a time: the processor would wait for the loop's own instructions otherwise.
     while to + 128 <= end:
@@ -205,7 +205,7 @@ def _decode_bf16(data, at, target, to, end):
         at += 16
 
 
-@compiled
+@inner
 def _decode_fp16(data, at, target, to, end):
     while to < end:
         store(target, np.int64(to), load_fp16(data, np.int64(at)))
@@ -213,7 +213,7 @@ def _decode_fp16(data, at, target, to, end):
         at += 16
 
 
-@compiled
+@inner
 def _decode_e4m3(data, at, step, target, to, end):
     while to + 64 <= end:
         store_e4m3(data, np.int64(at), target, np.int64(to), step)
@@ -223,7 +223,7 @@ def _decode_e4m3(data, at, step, target, to, end):
         store(target, np.int64(to), multiply(load_e4m3(data, np.int64(at)), splat(step)))
 
 
-@compiled
+@inner
 def _copy_fp32(data, at, target, to, end):
     while to < end:
         store(target, np.int64(to), load(data, np.int64(at)))
@@ -231,7 +231,7 @@ def _copy_fp32(data, at, target, to, end):
         at += 32
 
 
-@compiled
+@inner
 def prefetch_block(side, block, head):
     at = head_at(side, block, head)
     for byte in range(0, side.sizes[HEAD_BYTES], LINE_BYTES):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
-from moe_kernels.cpu.jit import Array, compiled, parallel
+from moe_kernels.cpu.jit import Array, compiled, inner, parallel
 from moe_kernels.cpu.kv_codes import (
     BF16,
     CODE,
@@ -122,21 +122,21 @@ def encode_range(
                 )  # fmt: skip
 
 
-@compiled
+@inner
 def _put_fp32(x_D, data, at):
     x_bytes = x_D.view(np.uint8)
     for byte in range(0, len(x_bytes), 32):
         store(data, np.int64(at + byte), load(x_bytes, np.int64(byte)))
 
 
-@compiled
+@inner
 def _put_fp16(x_D, data, at):
     x_bytes = x_D.view(np.uint8)
     for byte in range(0, len(x_bytes), 32):
         store_fp16(data, np.int64(at + byte // 2), load(x_bytes, np.int64(byte)))
 
 
-@compiled
+@inner
 def _put_bf16(x_D, data, at):
     bits_D = x_D.view(np.uint32)
     for element in range(len(x_D)):
@@ -148,7 +148,7 @@ def _put_bf16(x_D, data, at):
         data[at + element] = np.uint16(np.uint32(0x7FC0) if is_nan else nearest)
 
 
-@compiled
+@inner
 def _put_e4m3(x_D, global_scale, data, at):
     scaled = np.empty(1, dtype=np.float32)
     for element in range(len(x_D)):
@@ -159,7 +159,7 @@ def _put_e4m3(x_D, global_scale, data, at):
         data[at + element] = np.uint8(sign) | e4m3_of_magnitude(np.abs(x_D[element]), scaled)
 
 
-@compiled
+@inner
 def e4m3_of_magnitude(value, place):
     """The E4M3 byte next to float32 `value` ≥ 0, at most 448's. `place` lends memory for its
     bits."""
@@ -174,7 +174,7 @@ def e4m3_of_magnitude(value, place):
     return np.uint8((bits >> np.uint32(20)) - np.uint32(120 << 3))
 
 
-@compiled
+@inner
 def _largest_magnitude(x_B):
     """NaN where there is one."""
     largest = np.float32(0.0)
@@ -187,7 +187,7 @@ def _largest_magnitude(x_B):
     return largest
 
 
-@compiled
+@inner
 def _e2m1_codes(x_B, step, codes_B):
     """The code next to each x / step; zeros that keep their sign where the step is zero."""
     for element in range(len(x_B)):
@@ -203,7 +203,7 @@ def _e2m1_codes(x_B, step, codes_B):
         codes_B[element] = np.uint8(code) | sign
 
 
-@compiled
+@inner
 def _pack(codes_B, count, data, at):
     for pair in range(count // 2):
         data[at + pair] = codes_B[2 * pair] | np.uint8(codes_B[2 * pair + 1] << np.uint8(4))
@@ -214,7 +214,7 @@ E2M1_VALUES = np.array(
 )
 
 
-@compiled
+@inner
 def _squared_error(x_B, codes_B, step, errors_B):
     for element in range(16):
         difference = np.float32(E2M1_VALUES[codes_B[element]] * step) - x_B[element]
@@ -227,13 +227,13 @@ def _squared_error(x_B, codes_B, step, errors_B):
     return errors_B[0]
 
 
-@compiled
+@inner
 def _nvfp4_scale(largest, over, global_scale, place):
     """The E4M3 byte of largest / (over · global scale)."""
     return e4m3_of_magnitude(np.float32(largest / np.float32(over * global_scale)), place)
 
 
-@compiled
+@inner
 def _put_nvfp4(
     x_D, global_scale, four_over_six, steps, codes_B, others_B, errors_B, data, at, scales, scale_at
 ):
@@ -255,7 +255,7 @@ def _put_nvfp4(
         scales[scale_at + place] = scale
 
 
-@compiled
+@inner
 def _put_mxfp4(x_D, codes_B, data, at, scales, scale_at):
     magnitude = np.empty(1, dtype=np.float32)
     bits = magnitude.view(np.uint32)

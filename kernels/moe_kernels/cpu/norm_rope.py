@@ -89,11 +89,11 @@ def _turn_part(
     tokens, heads, _ = x_TND.shape
     for token in range(tokens * part // parts, tokens * (part + 1) // parts):
         for head in range(heads):
-            _turn_head(x_TND[token, head], cos_TF[token], sin_TF[token], y_TND[token, head])
+            turn_head(x_TND[token, head], cos_TF[token], sin_TF[token], y_TND[token, head])
 
 
 @compiled
-def _turn_head(x_D: Array, cos_F: Array, sin_F: Array, y_D: Array) -> None:
+def turn_head(x_D: Array, cos_F: Array, sin_F: Array, y_D: Array) -> None:
     half = cos_F.size
     low, high = x_D[:half], x_D[half : 2 * half]
     for i in range(half):

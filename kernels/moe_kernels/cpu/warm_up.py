@@ -12,6 +12,7 @@ import torch
 
 from moe_kernels.activation import gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import BinLayout, Bins
 from moe_kernels.copies import Copies, place_choices
 from moe_kernels.cpu.jit import CACHE_FOLDER
@@ -20,6 +21,7 @@ from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.grouped_query import GroupedQueryLayer, grouped_query
 from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import allocate_pages, append
@@ -50,7 +52,9 @@ def _in_turn(step: Step) -> None:
 
 def _all(needs: Needs) -> list[Step]:
     dtypes = sorted(needs.dtypes, key=str)
+    halves = sorted(needs.grouped_query, key=str)
     return [
+        *(Step(f"attention half {_short(each)}", partial(_half, each)) for each in halves),
         Step("attention", _attention),
         Step("kv cache", _append),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
@@ -73,6 +77,15 @@ def _attention() -> None:
     for num_sequences in (1, 2 * torch.get_num_threads()):  # without and with other threads
         plan = plan_attention([AttentionRows(0, 1, [0])] * num_sequences, 16)
         paged_attention(torch.zeros(num_sequences, 1, _WIDTH), pages, plan)
+
+
+def _half(dtype: torch.dtype) -> None:
+    w = torch.zeros(3 * _WIDTH, _WIDTH, dtype=dtype)
+    layer = GroupedQueryLayer(1, 1, _WIDTH, 1e-6, norm_H=w[0], qkv_QH=w, o_HQ=w[:_WIDTH])
+    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), 1, 16)
+    table, plan = torch.zeros(1, _WIDTH // 2), plan_attention([AttentionRows(0, 1, [0])], 16)
+    step = AttentionStep(table, table, torch.zeros(1, dtype=torch.int64), plan)
+    grouped_query(torch.zeros(1, _WIDTH), layer, pages, step)
 
 
 def _append() -> None:

@@ -10,12 +10,14 @@ import torch
 from moe_kernels import implementation
 from moe_kernels.activation import SwigluOai, gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import BinLayout, Bins
 from moe_kernels.copies import Copies, place_choices
 from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.grouped_query import GroupedQueryLayer, grouped_query
 from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_formats import HeadsShape, KvFormat, KvFormatName
 from moe_kernels.kv_pages import LayerScales, allocate_pages, append
@@ -34,7 +36,8 @@ from tests.support.family_models import save_family
 pytestmark = pytest.mark.skipif(
     "cpu" not in implementation.available(), reason="numba is not installed"
 )
-NEEDS = Needs(frozenset({torch.bfloat16, torch.float32}), SwigluOai(), bias=True)
+BF16 = torch.bfloat16
+NEEDS = Needs(frozenset({BF16, torch.float32}), SwigluOai(), True, frozenset({BF16}))
 
 
 def a_layer(tokens: int, hidden: int, inner: int) -> None:
@@ -76,6 +79,23 @@ def a_cache(name: KvFormatName, shape: HeadsShape, tokens: int) -> None:
     paged_attention(k, pages, plan, window=20, sinks_H=vectors[:, 0])
 
 
+def an_attention_half(tokens: int) -> None:
+    heads, width = 3, 32
+    w = torch.ones(3 * heads * width, heads * width, dtype=BF16)
+    vectors = torch.ones(heads, width)
+    layer = GroupedQueryLayer(
+        heads, heads, width, 1e-6, w[0], w, w[: heads * width], vectors.view(-1).repeat(3),
+        vectors.view(-1), w[0, :width], w[0, :width], 1.0, 0.1, 20, vectors[:, 0], 0.5,
+    )  # fmt: skip
+    scales = LayerScales(key_center_ND=vectors, key_channel_ND=vectors)
+    shape = HeadsShape(heads, width)
+    pages = allocate_pages(KvFormat("nvfp4"), shape, 40, 16, scales=scales)
+    angles = torch.ones(tokens, width // 4)
+    plan = plan_attention([AttentionRows(0, tokens, range(40))], 16)
+    step = AttentionStep(angles, angles, torch.arange(tokens), plan)
+    grouped_query(torch.ones(tokens, heads * width), layer, pages, step)
+
+
 def test_nothing_is_left_to_compile_in_a_step() -> None:
     from moe_kernels.cpu import (
         attention,
@@ -84,6 +104,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         experts,
         gate,
         grouped_gemm,
+        grouped_query_kernel,
         head,
         kv_encode,
         linear,
@@ -93,6 +114,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
     )
 
     kernels = [
+        grouped_query_kernel.attention_half,
         linear.linear_product,
         grouped_gemm.expert_rows,
         experts.add_expert_rows,
@@ -118,6 +140,8 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         before = [list(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
         a_cache("nvfp4", HeadsShape(2, 64), 1)
         a_cache("k8v4", HeadsShape(3, 32), 600)
+        an_attention_half(1)
+        an_attention_half(300)
         a_layer(1, 8, 6)
         a_layer(40, 300, 130)
         for rows in (1, 3):

@@ -17,10 +17,12 @@ from moe_worker.model.weights import TORCH_DTYPES
 def kernel_needs(spec: ModelSpec, kv: KvConfig | None = None) -> Needs:
     """float32 is among the dtypes of every model: some keep their router in it. Without `kv`
     nothing is said of shapes."""
+    dtype = TORCH_DTYPES[spec.dtype]
     return Needs(
-        dtypes=frozenset({TORCH_DTYPES[spec.dtype], torch.float32}),
+        dtypes=frozenset({dtype, torch.float32}),
         act=spec.expert.act,
         bias=spec.expert.bias,
+        grouped_query=frozenset({dtype} if isinstance(spec.attention, AttentionSpec) else ()),
         shapes=None if kv is None else _shapes(spec, kv),
     )
 

@@ -17,6 +17,8 @@ _KINDS: dict[type[AttentionSpec | LatentSpec], Callable[..., Attention]] = {
 }
 
 
-def build_attention(spec: ModelSpec, layer: int, weights: Mapping[str, Tensor]) -> Attention:
-    """The attention of model layer `layer`; `weights` by role."""
-    return _KINDS[type(spec.attention)](spec, layer, weights)
+def build_attention(
+    spec: ModelSpec, layer: int, norm_H: Tensor, weights: Mapping[str, Tensor]
+) -> Attention:
+    """The attention of model layer `layer` with its input's norm; `weights` by role."""
+    return _KINDS[type(spec.attention)](spec, layer, norm_H, weights)

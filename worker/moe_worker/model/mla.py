@@ -19,36 +19,45 @@ import torch
 from torch import Tensor
 
 from moe_kernels import kv_pages
+from moe_kernels.attention_step import AttentionStep
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.latent_attention import latent_attention
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
-from moe_worker.model.attention import AttentionStep, Rotation
 from moe_worker.model.spec import LatentSpec, ModelSpec
 
 RMS_EPS = 1e-6
 """Of the norms within attention, whatever the config says of the others."""
+Rotation = tuple[Tensor, Tensor]
 
 
 class LatentAttention:
-    def __init__(self, spec: ModelSpec, layer: int, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, spec: ModelSpec, layer: int, norm_H: Tensor, weights: Mapping[str, Tensor]
+    ) -> None:
         assert isinstance(spec.attention, LatentSpec), "chosen by the kind of the description"
+        self._norm_H, self._eps, self._residual = norm_H, spec.rms_eps, spec.multipliers.residual
         self._spec, self._weights = spec.attention, weights
         heads_NXD = weights["kv_b"].view(self._spec.num_heads, -1, self._spec.latent_dim)
         self._w_k_NCD = heads_NXD[:, : self._spec.nope_dim]
         self._w_v_NVD = heads_NXD[:, self._spec.nope_dim :]
 
-    def __call__(
-        self, x_TH: Tensor, pages: KvPages, batch: AttentionStep, rotation: Rotation, /
-    ) -> Tensor:
+    def __call__(self, x_TH: Tensor, pages: KvPages, step: AttentionStep, /) -> Tensor:
+        if not x_TH.shape[0]:
+            return x_TH.clone()
+        mixed_TH = self._mixed(rms_norm(x_TH, self._norm_H, self._eps), pages, step)
+        return x_TH + (mixed_TH if self._residual == 1.0 else mixed_TH * self._residual)
+
+    def _mixed(self, x_TH: Tensor, pages: KvPages, step: AttentionStep) -> Tensor:
+        rotation = step.cos_TF, step.sin_TF
         q_TNC, q_rope_TNR = self._queries(x_TH, rotation)
         # Written first, then read back: a token sees itself as later tokens will see it.
-        kv_pages.append_latent(pages, *self._latents(x_TH, rotation), batch.slots_T)
+        kv_pages.append_latent(pages, *self._latents(x_TH, rotation), step.slots_T)
         mixed_TNV = latent_attention(
             q_TNC,
             q_rope_TNR,
             pages,
-            batch.attention,
+            step.plan,
             w_k_NCD=self._w_k_NCD,
             w_v_NVD=self._w_v_NVD,
             scale=self._spec.scale,

@@ -16,9 +16,10 @@ from typing import Protocol
 from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan
+from moe_kernels.attention_step import AttentionStep
 from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_pages import KvPages
-from moe_kernels.norm_rope import rms_norm, rope_table
+from moe_kernels.norm_rope import rope_table
 from moe_worker.model import rope
 from moe_worker.model.attention_kinds import build_attention
 from moe_worker.model.second_half import ExpertHalf, build_second_half
@@ -67,7 +68,7 @@ class Transformer:
         )
         self._cos, self._sin = (part.to(device) for part in table)
         self._attentions = [
-            build_attention(arch, layer, weights.attention)
+            build_attention(arch, layer, weights.attention_norm_H, weights.attention)
             for layer, weights in enumerate(shared.layers)
         ]
         multipliers = arch.multipliers
@@ -79,15 +80,16 @@ class Transformer:
         """Logits float32 [B, V] of the batch's sampled rows; writes the batch's keys and values."""
         arch, multipliers = self.arch, self.arch.multipliers
         x_TH = embed(batch.token_ids_T, self._embedding)
-        rotation = self._cos[batch.positions_T], self._sin[batch.positions_T]
+        step = AttentionStep(
+            self._cos[batch.positions_T],
+            self._sin[batch.positions_T],
+            batch.slots_T,
+            batch.attention,
+        )
         ordinal = 0
-        for layer, weights in enumerate(self.shared.layers):
-            normed_TH = rms_norm(x_TH, weights.attention_norm_H, arch.rms_eps)
-            if normed_TH.shape[0]:
-                attention = self._attentions[layer]
-                mixed_TH = attention(normed_TH, cache.layers[layer], batch, rotation)
-                x_TH = x_TH + _times(mixed_TH, multipliers.residual)
-            half = self._second_halves[layer]
+        halves = zip(self._attentions, cache.layers, self._second_halves, strict=True)
+        for attention, pages, half in halves:
+            x_TH = attention(x_TH, pages, step)
             if isinstance(half, ExpertHalf):
                 x_TH = moe(ordinal, x_TH, half)
                 ordinal += 1

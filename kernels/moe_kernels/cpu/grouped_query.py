@@ -1,0 +1,139 @@
+"""The attention half of a layer by one compiled call; `moe_kernels.grouped_query` is the contract.
+
+What the call takes of a layer, of its pages and of a step is viewed and checked once and kept with
+each. Pages that the kernels cannot read, and a probe that wants to see what is stored, take the
+composition.
+Neighbour: `grouped_query_kernel` is what is called.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moe_kernels import grouped_query as contract
+from moe_kernels.attention_step import AttentionStep
+from moe_kernels.cpu.arrays import float32_array, stored_array
+from moe_kernels.cpu.attention_work import attention_work
+from moe_kernels.cpu.grouped_query_kernel import (
+    ATTENTION,
+    NORM,
+    NUM_PHASES,
+    OUT,
+    QKV,
+    ROUND,
+    TOKENS,
+    CacheArrays,
+    LayerArrays,
+    StepArrays,
+    attention_half,
+)
+from moe_kernels.cpu.jit import Array, num_threads
+from moe_kernels.cpu.kv_codes import StoredSide, no_side, readable, stored_sides
+from moe_kernels.cpu.linear import FEW_ROWS, SMALL_PRODUCT
+from moe_kernels.grouped_query import GroupedQueryLayer
+from moe_kernels.kv_pages import KvPages
+
+MANY_ELEMENTS = 1 << 13
+"""Of q, k and v, that are normed, turned and stored sooner by two threads."""
+_NONE = np.empty(0, dtype=np.float32)
+_NO_VECTORS = np.empty((0, 0), dtype=np.float32)
+
+
+def grouped_query(
+    x_TH: Tensor, layer: GroupedQueryLayer, pages: KvPages, step: AttentionStep
+) -> Tensor:
+    """See the contract."""
+    cache = pages.derived.get("cpu grouped query", partial(_cache_arrays, pages))
+    if cache is None or pages.probe.wanted or not len(x_TH):
+        return contract.composed(x_TH, layer, pages, step)
+    arrays = layer.derived.get("cpu", partial(_layer_arrays, layer))
+    threads = num_threads()
+    of_step = step.derived.get(
+        ("cpu", layer.window, layer.num_heads, layer.num_kv_heads, pages.num_blocks, threads),
+        partial(_step_arrays, layer, pages, step, arrays, threads),
+    )
+    out_TH = torch.empty(x_TH.shape, dtype=torch.float32)
+    attention_half(float32_array(x_TH), arrays, *cache, of_step, out_TH.numpy())
+    return out_TH
+
+
+def _layer_arrays(layer: GroupedQueryLayer) -> LayerArrays:
+    scale = layer.head_dim**-0.5 if layer.scale is None else layer.scale
+    clip = np.inf if layer.clip is None else layer.clip
+    sizes = [layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window or 0]
+    return LayerArrays(
+        _wide(layer.norm_H),
+        stored_array(layer.qkv_QH),
+        stored_array(layer.o_HQ),
+        _wide(layer.qkv_bias_Q),
+        _wide(layer.o_bias_H),
+        _wide(layer.q_norm),
+        _wide(layer.k_norm),
+        _wide(layer.sinks_N),
+        np.array(sizes, dtype=np.int64),
+        np.array([layer.eps, clip, scale, layer.residual], dtype=np.float32),
+    )
+
+
+def _wide(x: Tensor | None) -> Array:
+    return _NONE if x is None else float32_array(x.to(torch.float32))
+
+
+def _cache_arrays(
+    pages: KvPages,
+) -> tuple[StoredSide, StoredSide, StoredSide, CacheArrays] | None:
+    """Keys, nothing behind keys, values, and the rest; None where the kernels cannot read them."""
+    if not readable(pages):
+        return None
+    sides = stored_sides(pages)
+    center_KD, channel_KD = (
+        _NO_VECTORS if values is None else float32_array(values)
+        for values in (pages.key_center_ND, pages.key_channel_ND)
+    )
+    scales = pages.global_scales
+    rest = CacheArrays(
+        center_KD,
+        channel_KD,
+        np.array([pages.block_size, pages.format.encoding == "FourOverSix"], dtype=np.int64),
+        np.array([scales.get("key", 1.0), scales.get("value", 1.0)], dtype=np.float32),
+    )
+    return sides["key"], no_side(sides["key"]), sides["value"], rest
+
+
+def _step_arrays(
+    layer: GroupedQueryLayer,
+    pages: KvPages,
+    step: AttentionStep,
+    arrays: LayerArrays,
+    threads: int,
+) -> StepArrays:
+    """The same for all layers of a model that have the same window."""
+    plan = step.plan if layer.window is None else step.plan.windowed(layer.window)
+    work = attention_work(plan, layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, threads)
+    slots = step.slots_T.contiguous().numpy()
+    # The kernels read and write wherever they are told.
+    end = pages.num_blocks * pages.block_size
+    if not 0 <= slots.min() <= slots.max() < end:
+        raise IndexError(f"slots {slots.min()} to {slots.max()} are not all within 0 to {end - 1}")
+    if work.end_block > pages.num_blocks:
+        raise IndexError(f"block {work.end_block - 1} is none of {pages.num_blocks}")
+    num_tokens = len(slots)
+    worth_it = np.empty(NUM_PHASES, dtype=bool)
+    worth_it[NORM] = worth_it[ROUND] = num_tokens >= FEW_ROWS
+    worth_it[QKV] = num_tokens * arrays.qkv_QH.size >= SMALL_PRODUCT
+    worth_it[TOKENS] = num_tokens * arrays.qkv_QH.shape[0] >= MANY_ELEMENTS
+    worth_it[ATTENTION] = len(work.units) > 1
+    worth_it[OUT] = num_tokens * arrays.o_HX.size >= SMALL_PRODUCT
+    return StepArrays(
+        float32_array(step.cos_TF),
+        float32_array(step.sin_TF),
+        slots,
+        work.units,
+        work.bounds,
+        work.tables,
+        np.where(worth_it, threads, 1),
+    )

@@ -1,0 +1,243 @@
+"""The attention half of a layer in one call, with numba.
+
+Six phases, each done for all tokens before the next begins:
+  NORM       rows of x normed and rounded to what the weights store;
+  QKV        threads share the weight rows, so that each is read once;
+  TOKENS     token by token: bias, norms, clip, rotation, keys and values into the pages;
+  ATTENTION  units as `attention_work` cuts them;
+  ROUND      what came out rounded to what the weights store;
+  OUT        the output's weight rows, then bias and residual of what they gave.
+A phase takes several threads only where that is worth waking them (2 µs): of a single token only
+the two products and attention do. What a phase does is done by the compiled functions that the
+single operations use (`product`, `norm_rope`, `kv_encode`, `attention`), in their order, so the
+bits are theirs; `moe_kernels.grouped_query.composed` says that order.
+Arrays come as a few tuples, because a call costs by the argument.
+Neighbour: `grouped_query` makes the tuples.
+
+Letters: T tokens, H hidden, N query heads, K kv heads, D head_dim, Q = (N + 2·K) · D, F rotated
+pairs of a head.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import prange
+
+from moe_kernels.cpu.attention import attend_range
+from moe_kernels.cpu.jit import Array, inner, parallel
+from moe_kernels.cpu.kv_codes import StoredSide
+from moe_kernels.cpu.kv_encode import encode_range
+from moe_kernels.cpu.norm_rope import norm_part, turn_head
+from moe_kernels.cpu.product import multiply, round_rows
+
+NORM, QKV, TOKENS, ATTENTION, ROUND, OUT = range(6)
+NUM_PHASES = 6
+
+
+class LayerArrays(NamedTuple):
+    """Float32 but for the two matrices; what a model lacks is empty."""
+
+    norm_H: Array
+    qkv_QH: Array
+    o_HX: Array
+    qkv_bias_Q: Array
+    o_bias_H: Array
+    q_norm: Array
+    k_norm: Array
+    sinks_N: Array
+    sizes: Array
+    """Int64: query heads, kv heads, head_dim, window or 0."""
+    numbers: Array
+    """Float32: eps, clip or infinity, scale, residual."""
+
+
+class CacheArrays(NamedTuple):
+    center_KD: Array
+    channel_KD: Array
+    """Empty = none."""
+    sizes: Array
+    """Int64: block size, 1 for FourOverSix."""
+    global_scales: Array
+    """Float32, of keys and of values."""
+
+
+class StepArrays(NamedTuple):
+    cos_TF: Array
+    sin_TF: Array
+    slots_T: Array
+    units: Array
+    bounds: Array
+    tables: Array
+    """See `attention_work`."""
+    parts: Array
+    """Int64, how many threads share each phase."""
+
+
+class Rows(NamedTuple):
+    """What phases leave to the next."""
+
+    rounded_TH: Array
+    qkv_TQ: Array
+    q_TND: Array
+    k_TKD: Array
+    v_TKD: Array
+    mixed_TND: Array
+    rounded_TX: Array
+
+
+@parallel
+def attention_half(
+    x_TH: Array,
+    layer: LayerArrays,
+    key: StoredSide,
+    no_key_tail: StoredSide,
+    value: StoredSide,
+    cache: CacheArrays,
+    step: StepArrays,
+    out_TH: Array,
+) -> None:
+    num_tokens = x_TH.shape[0]
+    heads, kv_heads, width = layer.sizes[0], layer.sizes[1], layer.sizes[2]
+    rows = Rows(
+        np.empty((num_tokens, layer.qkv_QH.shape[1]), np.float32),
+        np.empty((num_tokens, layer.qkv_QH.shape[0]), np.float32),
+        np.empty((num_tokens, heads, width), np.float32),
+        np.empty((num_tokens, kv_heads, width), np.float32),
+        np.empty((num_tokens, kv_heads, width), np.float32),
+        np.empty((num_tokens, heads, width), np.float32),
+        np.empty((num_tokens, heads * width), np.float32),
+    )
+    for phase in range(NUM_PHASES):
+        parts = step.parts[phase]
+        if parts == 1:
+            run_part(phase, 0, 1, x_TH, layer, key, no_key_tail, value, cache, step, rows, out_TH)
+        else:
+            # One region for all phases: each would be compiled by itself.
+            for part in prange(parts):
+                run_part(
+                    phase, np.int64(part), parts, x_TH, layer, key, no_key_tail, value, cache,
+                    step, rows, out_TH,
+                )  # fmt: skip
+
+
+@inner
+def run_part(
+    phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step, rows, out_TH
+):  # fmt: skip
+    if phase == NORM:
+        _norm_part(part, parts, x_TH, layer, rows)
+    elif phase == QKV:
+        start, end = share(part, parts, layer.qkv_QH.shape[0])
+        multiply(layer.qkv_QH, 0, start, end, rows.rounded_TH, 0, len(x_TH), rows.qkv_TQ)
+    elif phase == TOKENS:
+        _tokens_part(part, parts, layer, key, value, cache, step, rows)
+    elif phase == ATTENTION:
+        begin = step.bounds[part] if parts > 1 else 0
+        end = step.bounds[part + 1] if parts > 1 else len(step.units)
+        attend_range(
+            rows.q_TND, key, no_key_tail, value, step.units, begin, end, step.tables,
+            cache.sizes[0], layer.sizes[3], layer.numbers[2], layer.sinks_N, cache.center_KD,
+            cache.channel_KD, rows.mixed_TND,
+        )  # fmt: skip
+    elif phase == ROUND:
+        first, last = share(part, parts, len(x_TH))
+        mixed_TX = rows.mixed_TND.reshape(rows.rounded_TX.shape)
+        round_rows(mixed_TX, first, last, layer.o_HX, rows.rounded_TX)
+    else:
+        start, end = share(part, parts, layer.o_HX.shape[0])
+        multiply(layer.o_HX, 0, start, end, rows.rounded_TX, 0, len(x_TH), out_TH)
+        _add_residual(start, end, x_TH, layer, out_TH)
+
+
+@inner
+def share(part, parts, count):
+    """Where the part's share of `count` begins and ends."""
+    return count * part // parts, count * (part + 1) // parts
+
+
+@inner
+def _norm_part(part, parts, x_TH, layer, rows):
+    normed_1H = np.empty((1, x_TH.shape[1]), np.float32)
+    first, last = share(part, parts, x_TH.shape[0])
+    for row in range(first, last):
+        norm_part(0, 1, x_TH[row : row + 1], layer.norm_H, layer.numbers[0], normed_1H)
+        round_rows(normed_1H, 0, 1, layer.qkv_QH, rows.rounded_TH[row : row + 1])
+
+
+@inner
+def _tokens_part(part, parts, layer, key, value, cache, step, rows):
+    first, last = share(part, parts, rows.qkv_TQ.shape[0])
+    made_Q = np.empty(rows.qkv_TQ.shape[1], np.float32)
+    for token in range(first, last):
+        _make_heads(token, layer, step, made_Q, rows)
+    block_size, four_over_six = cache.sizes[0], cache.sizes[1] == 1
+    encode_range(
+        rows.k_TKD, step.slots_T, first, last, block_size, key, cache.global_scales[0],
+        four_over_six, cache.center_KD, cache.channel_KD,
+    )  # fmt: skip
+    none_KD = cache.center_KD[:0]
+    encode_range(
+        rows.v_TKD, step.slots_T, first, last, block_size, value, cache.global_scales[1],
+        four_over_six, none_KD, none_KD,
+    )  # fmt: skip
+
+
+@inner
+def _make_heads(token, layer, step, made_Q, rows):
+    """One token's queries and keys as they meet, and its values."""
+    heads, kv_heads, width = layer.sizes[0], layer.sizes[1], layer.sizes[2]
+    eps, clip = layer.numbers[0], layer.numbers[1]
+    qkv_Q = rows.qkv_TQ[token]
+    if len(layer.qkv_bias_Q):
+        for each in range(len(qkv_Q)):
+            qkv_Q[each] += layer.qkv_bias_Q[each]
+    k_start, v_start = heads * width, (heads + kv_heads) * width
+    made_Q[:] = qkv_Q
+    if len(layer.q_norm):
+        _norm_heads(qkv_Q[:k_start], layer.q_norm, eps, made_Q[:k_start])
+        _norm_heads(qkv_Q[k_start:v_start], layer.k_norm, eps, made_Q[k_start:v_start])
+    if clip < np.inf:
+        _clip(made_Q, clip)
+    cos_F, sin_F = step.cos_TF[token], step.sin_TF[token]
+    for head in range(heads):
+        turn_head(made_Q[head * width : (head + 1) * width], cos_F, sin_F, rows.q_TND[token, head])
+    for head in range(kv_heads):
+        at = k_start + head * width
+        turn_head(made_Q[at : at + width], cos_F, sin_F, rows.k_TKD[token, head])
+        at = v_start + head * width
+        rows.v_TKD[token, head, :] = made_Q[at : at + width]
+
+
+@inner
+def _norm_heads(x, weight, eps, y):
+    """Rows of the weight's length: each head, or all of them as one."""
+    shape = len(x) // len(weight), len(weight)
+    norm_part(0, 1, x.reshape(shape), weight, eps, y.reshape(shape))
+
+
+@inner
+def _clip(x, bound):
+    """A NaN stays."""
+    for each in range(len(x)):
+        value = x[each]
+        value = bound if value > bound else value
+        x[each] = -bound if value < -bound else value
+
+
+@inner
+def _add_residual(start, end, x_TH, layer, out_TH):
+    for token in range(len(x_TH)):
+        x, out = x_TH[token, start:end], out_TH[token, start:end]
+        if len(layer.o_bias_H):
+            bias = layer.o_bias_H[start:end]
+            for each in range(len(out)):
+                out[each] += bias[each]
+        if layer.numbers[3] != np.float32(1.0):
+            for each in range(len(out)):
+                out[each] *= layer.numbers[3]
+        for each in range(len(out)):
+            out[each] = x[each] + out[each]
