@@ -4,7 +4,7 @@ Decoding a block once, for all queries of a tile and all heads that share it, ke
 of the products: those see float32 in order of the elements, and give the same numbers for any code
 that stores the same values. What is decoded is bit for bit what the reference reads.
 A scale byte, of whichever code, is looked up in a table of 256 float32 steps that has the tensor's
-global scale in it, and the power of two by which `lanes` reads small floats too small. So an MXFP4
+global scale in it, and the power of two by which `small_floats` reads too small. So an MXFP4
 block whose scale is 2¹¹⁴ or more reads as infinite or NaN.
 Neighbours: `lanes` decodes eight numbers, `attention` reads blocks, `moe_kernels.kv_pages` owns
 the pages.
@@ -24,15 +24,13 @@ from moe_kernels.cpu.lanes import (
     WIDTH,
     load,
     load_bf16,
-    load_e4m3,
     load_fp16,
     multiply,
     prefetch,
     splat,
     store,
-    store_e2m1,
-    store_e4m3,
 )
+from moe_kernels.cpu.small_floats import load_e4m3, store_e2m1, store_e4m3
 from moe_kernels.kv_formats import LatentShape, Side
 from moe_kernels.kv_pages import KvPages, PagePart
 

@@ -6,13 +6,8 @@ register, with AVX-512 or NEON the same program gives the same numbers. Every op
 IEEE says and nothing is reassociated; `fma` rounds once.
 Memory is an array of bytes and an offset in bytes, without bounds checks and of any alignment:
 pages of every format, and the scratch they are decoded to, are then one kind of thing.
-
-Small floats become float32 through half precision, whose conversion is one instruction, exact, and
-knows no flushing of subnormals:
-  E4M3 s.eeee.mmm   are the upper bits of a half that is 2⁸ too small;
-  E2M1 s.ee.m       are the upper bits of a half that is 2¹⁴ too small.
-The caller's scale makes up for the power of two.
-Neighbours: `kv_codes` decodes rows with these, `attention` multiplies and adds them.
+Neighbours: `small_floats` decodes what pages store in four and eight bits, `attention_products`
+multiplies and adds.
 """
 
 # mypy: ignore-errors
@@ -303,104 +298,6 @@ def store_fp16(typing_context, memory, offset, value):
         return context.get_dummy_value()
 
     return types.void(memory, types.int64, lanes), generate
-
-
-@intrinsic
-def load_e4m3(typing_context, memory, offset):
-    """Eight E4M3, each 2⁻⁸ of its value; NaN is NaN."""
-
-    def generate(context, builder, signature, arguments):
-        stored = _load(context, builder, signature, arguments, _I8)
-        wide = builder.zext(stored, ir.VectorType(_I16, WIDTH))
-        sign = builder.shl(builder.and_(wide, _same(_I16, 0x80)), _same(_I16, 8))
-        rest = builder.and_(wide, _same(_I16, 0x7F))
-        bits = builder.or_(sign, builder.shl(rest, _same(_I16, 7)))
-        is_nan = builder.icmp_unsigned("==", rest, _same(_I16, 0x7F))
-        bits = builder.select(is_nan, _same(_I16, 0x7E00), bits)
-        return builder.fpext(builder.bitcast(bits, ir.VectorType(_HALF, WIDTH)), _LANES)
-
-    return lanes(memory, types.int64), generate
-
-
-def _store_halves(builder, halves, factor, target, at):
-    """Eight halves times a splat, as float32."""
-    value = builder.fmul(builder.fpext(halves, _LANES), factor)
-    builder.store(value, builder.gep(target, [_I64(at)]), align=1)
-
-
-@intrinsic
-def store_e4m3(typing_context, memory, offset, target, target_offset, step):
-    """Sixteen E4M3 times 2⁻⁸ · `step`, as float32 at `target`; NaN is NaN."""
-
-    def generate(context, builder, signature, arguments):
-        _, _, target, target_offset, step = arguments
-        count = 2 * WIDTH
-
-        def same(value):
-            return _same(_I16, value, count)
-
-        stored = _load(context, builder, signature, arguments, _I8, count)
-        wide = builder.shl(builder.zext(stored, ir.VectorType(_I16, count)), same(8))
-        # Exponent and mantissa move by one place, the sign stays.
-        bits = builder.and_(builder.ashr(wide, same(1)), same(0xBFFF - 0x10000))
-        is_nan = builder.icmp_unsigned("==", builder.and_(wide, same(0x7F00)), same(0x7F00))
-        bits = builder.or_(bits, builder.sext(is_nan, bits.type))
-        halves = builder.bitcast(bits, ir.VectorType(_HALF, count))
-        pointer = _pointer(context, builder, signature.args[2], target, target_offset, _LANES)
-        factor = _splat(builder, step)
-        for part in range(2):
-            piece = _slice(builder, halves, part * WIDTH, WIDTH)
-            _store_halves(builder, piece, factor, pointer, part)
-        return context.get_dummy_value()
-
-    return types.void(memory, types.int64, target, types.int64, types.float32), generate
-
-
-@intrinsic
-def store_e2m1(typing_context, memory, offset, target, target_offset, first, second):
-    """Two times sixteen E2M1 of sixteen bytes, low nibble first, the sixteen times 2⁻¹⁴ · `first`
-    and times 2⁻¹⁴ · `second`, as float32 at `target`.
-
-    A byte holds two codes; as the two bytes of a 16-bit number, low nibble in the lower, they are
-    in order. A code's sign, exponent and mantissa then move to where a half's upper byte has them,
-    and a zero byte is put before each.
-    """
-
-    def generate(context, builder, signature, arguments):
-        _, _, target, target_offset, first, second = arguments
-        count = 2 * WIDTH
-
-        def same(value):
-            return _same(_I16, value, count)
-
-        stored = _load(context, builder, signature, arguments, _I8, count)
-        wide = builder.zext(stored, ir.VectorType(_I16, count))
-        pairs = builder.or_(wide, builder.shl(wide, same(4)))
-        sign = builder.and_(builder.shl(pairs, same(4)), same(0x8080 - 0x10000))
-        # The upper nibble of the lower byte still holds the second code: the mask leaves it out.
-        rest = builder.and_(builder.shl(pairs, same(1)), same(0x0E0E))
-        upper = builder.bitcast(builder.or_(sign, rest), ir.VectorType(_I8, 2 * count))
-        factors = _splat(builder, first), _splat(builder, second)
-        pointer = _pointer(context, builder, signature.args[2], target, target_offset, _LANES)
-        zeros = _same(_I8, 0, 2 * count)
-        for part in range(2):
-            # Eight bytes of each half of the register: one instruction on AVX2.
-            picks = [
-                pick
-                for half in range(2)
-                for byte in range(WIDTH)
-                for pick in (0, 2 * count + half * count + part * WIDTH + byte)
-            ]
-            mask = ir.Constant(ir.VectorType(_I32, 2 * count), [_I32(pick) for pick in picks])
-            bits = builder.shuffle_vector(zeros, upper, mask)
-            halves = builder.bitcast(bits, ir.VectorType(_HALF, count))
-            for half, factor in enumerate(factors):
-                piece = _slice(builder, halves, half * WIDTH, WIDTH)
-                _store_halves(builder, piece, factor, pointer, half * 2 + part)
-        return context.get_dummy_value()
-
-    kinds = (memory, types.int64, target, types.int64, types.float32, types.float32)
-    return types.void(*kinds), generate
 
 
 @intrinsic
