@@ -78,7 +78,6 @@ class Transformer:
 
     def forward(self, batch: Step, cache: Cache, moe: Moe) -> Tensor:
         """Logits float32 [B, V] of the batch's sampled rows; writes the batch's keys and values."""
-        arch, multipliers = self.arch, self.arch.multipliers
         x_TH = embed(batch.token_ids_T, self._embedding)
         step = AttentionStep(
             self._cos[batch.positions_T],
@@ -96,7 +95,3 @@ class Transformer:
             else:
                 x_TH = half(x_TH)
         return head_logits(x_TH, batch.sample_rows_B, self._head)
-
-
-def _times(x_TH: Tensor, multiplier: float) -> Tensor:
-    return x_TH if multiplier == 1.0 else x_TH * multiplier
