@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from moe_kernels import implementation
+from moe_kernels import implementation, invariance
 from moe_kernels.implementation import ImplementationUnavailable, UnknownImplementation
 from moe_kernels.kv_formats import KvFormatError
 from moe_worker.api.served_model import ServedModel
@@ -48,6 +48,7 @@ def assemble(
         metrics.kernels(implementation.select(config.kernels, config.device))
     except (ImplementationUnavailable, UnknownImplementation) as error:
         return _failed(settings, "KernelsUnavailable", str(error)), None
+    invariance.require(config.batch_invariant)
     path = Path(config.model.path)
     try:
         arch = load_architecture(path).held_in(config.model.dtype)

@@ -1,22 +1,40 @@
 """Rows of a matrix product over weight rows that stream from memory.
 
-A decode step is limited by reading weights, so every weight row is read from memory once: rows go
-by in blocks that stay in the cache, and each block meets all tokens, a few at a time, before the
-next is read. One weight row at a time: two or more streams at once halve the bandwidth.
-Neighbours: `intrinsics.dot_rows` is the inner loop and fixes the order of additions; `linear` and
-`grouped_gemm` cut output rows among threads and call this.
+Few tokens (decode) are limited by reading weights, so every weight row is read from memory once:
+rows go by in blocks that stay in the cache, and each block meets all tokens, a few at a time,
+before the next is read. With one token four rows go side by side, because the additions of one
+alone cannot keep up with memory (each waits for the last); the processor would not guess such a
+pattern, so the bytes to come are asked for in their order.
+
+Many tokens (prefill) are limited by arithmetic. Then a few rows are widened to float32 once, into a
+panel that stays in the nearest cache, and tokens stream past it in tiles of four rows and three
+tokens: seven loads for twelve multiplications of a register, where one row and six tokens need
+fourteen and the widening too.
+
+Neighbours: `intrinsics.dot_tile` is the inner loop and fixes the order of additions, so that which
+tile computes a number does not change it; `linear` and `grouped_gemm` cut output rows among threads
+and call this.
 
 Letters: T tokens, K inputs, R rows of all matrices one below the other, C outputs of one matrix.
 """
 
 from __future__ import annotations
 
-from moe_kernels.cpu.intrinsics import MOST_TOKENS, dot_rows, rounded
+import numpy as np
+
+from moe_kernels.cpu.intrinsics import dot_tile, rounded, widened
 from moe_kernels.cpu.jit import Array, Index, compiled
 
 ROWS_IN_CACHE = 32
-TOKENS_IN_CACHE = 96
-"""More than a decode step has; a long prefill reads the weights once for so many."""
+MOST_TOKENS = 6
+MANY_TOKENS = 24
+"""From here on widening a row once costs less than at every tile."""
+NUMBERS_IN_PANEL = 4096
+"""16 KiB, half of the nearest cache."""
+NUMBERS_IN_CHUNK = 49152
+"""192 KiB of tokens, less than half of a core's own cache."""
+AHEAD = 2048
+"""Bytes, about what memory delivers while it is being asked."""
 
 
 @compiled
@@ -31,20 +49,35 @@ def multiply(
     outputs_TC: Array,
 ) -> None:
     """outputs[first:last, start:end] = inputs[first:last] · weights[base + start : base + end]ᵀ."""
-    for chunk in range(first, last, TOKENS_IN_CACHE):
-        chunk_end = min(chunk + TOKENS_IN_CACHE, last)
-        for block in range(start, end, ROWS_IN_CACHE):
-            block_end = min(block + ROWS_IN_CACHE, end)
-            token: Index = chunk
-            while token < chunk_end:
-                tiles = (chunk_end - token + MOST_TOKENS - 1) // MOST_TOKENS
-                count = (chunk_end - token + tiles - 1) // tiles
-                _tile(weights_RK, base, block, block_end, inputs_TK, token, count, outputs_TC)
-                token += count
+    if last - first < MANY_TOKENS:
+        _stream_rows(weights_RK, base, start, end, inputs_TK, first, last, outputs_TC)
+    else:
+        _stream_tokens(weights_RK, base, start, end, inputs_TK, first, last, outputs_TC)
 
 
 @compiled
-def _tile(
+def _stream_rows(
+    weights_RK: Array,
+    base: Index,
+    start: Index,
+    end: Index,
+    inputs_TK: Array,
+    first: Index,
+    last: Index,
+    outputs_TC: Array,
+) -> None:
+    for block in range(start, end, ROWS_IN_CACHE):
+        block_end = min(block + ROWS_IN_CACHE, end)
+        token: Index = first
+        while token < last:
+            tiles = (last - token + MOST_TOKENS - 1) // MOST_TOKENS
+            count = (last - token + tiles - 1) // tiles
+            _few_tokens(weights_RK, base, block, block_end, inputs_TK, token, count, outputs_TC)
+            token += count
+
+
+@compiled
+def _few_tokens(
     weights_RK: Array,
     base: Index,
     start: Index,
@@ -55,24 +88,83 @@ def _tile(
     outputs_TC: Array,
 ) -> None:
     # The number of tokens must be a literal: it is the number of registers.
+    row: Index = start
     if count == 1:
-        for row in range(start, end):
-            dot_rows(1, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+        while row + 4 <= end:
+            dot_tile(4, 1, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+            row += 4
+        while row < end:
+            dot_tile(1, 1, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+            row += 1
     elif count == 2:
-        for row in range(start, end):
-            dot_rows(2, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+        while row + 2 <= end:
+            dot_tile(2, 2, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+            row += 2
+        if row < end:
+            dot_tile(1, 2, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
     elif count == 3:
         for row in range(start, end):
-            dot_rows(3, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+            dot_tile(1, 3, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
     elif count == 4:
         for row in range(start, end):
-            dot_rows(4, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+            dot_tile(1, 4, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
     elif count == 5:
         for row in range(start, end):
-            dot_rows(5, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+            dot_tile(1, 5, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
     else:
         for row in range(start, end):
-            dot_rows(6, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+            dot_tile(1, 6, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
+
+
+@compiled
+def _stream_tokens(
+    weights_RK: Array,
+    base: Index,
+    start: Index,
+    end: Index,
+    inputs_TK: Array,
+    first: Index,
+    last: Index,
+    outputs_TC: Array,
+) -> None:
+    num_k = inputs_TK.shape[1]
+    num_rows = max(4, NUMBERS_IN_PANEL // max(num_k, 1) // 4 * 4)
+    num_tokens = max(MANY_TOKENS, NUMBERS_IN_CHUNK // max(num_k, 1))
+    panel_RK = np.empty((num_rows, num_k), np.float32)
+    for chunk in range(first, last, num_tokens):
+        chunk_end = min(chunk + num_tokens, last)
+        for block in range(start, end, num_rows):
+            count = min(num_rows, end - block)
+            for row in range(count):
+                source, target = weights_RK[base + block + row], panel_RK[row]
+                for k in range(num_k):
+                    target[k] = widened(source[k])
+            _past_panel(panel_RK, count, inputs_TK, chunk, chunk_end, outputs_TC, block)
+
+
+@compiled
+def _past_panel(
+    panel_RK: Array,
+    num_rows: Index,
+    inputs_TK: Array,
+    first: Index,
+    last: Index,
+    outputs_TC: Array,
+    column: Index,
+) -> None:
+    """outputs[first:last, column : column + num_rows] by the panel's first rows."""
+    fours = num_rows // 4 * 4
+    token: Index = first
+    while token + 3 <= last:
+        for row in range(0, fours, 4):
+            dot_tile(4, 3, 0, panel_RK, row, inputs_TK, token, outputs_TC, column + row)
+        for row in range(fours, num_rows):
+            dot_tile(1, 3, 0, panel_RK, row, inputs_TK, token, outputs_TC, column + row)
+        token += 3
+    while token < last:
+        for row in range(num_rows):
+            dot_tile(1, 1, 0, panel_RK, row, inputs_TK, token, outputs_TC, column + row)
+        token += 1
 
 
 @compiled

@@ -2,7 +2,8 @@
 
 A library product picks its algorithm by the number of rows, so a row's last bits change with its
 batch. Here every product runs over tiles of TILE_ROWS rows, zero-padded, one call of the same shape
-per tile: a row's result depends on neither its place in a tile nor on what shares it.
+per tile: a row's result depends on neither its place in a tile nor on what shares it. Where nobody
+needs that (`invariance`) all rows are one tile.
 Neighbours: `moe_kernels.linear` is the contract; `grouped_gemm` does the same per expert.
 
 Letters: T rows, P rows padded to whole tiles, H inputs, O outputs.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from moe_kernels import invariance
 
 TILE_ROWS = 16
 FEWEST_OUTPUTS = 16
@@ -33,8 +36,10 @@ def multiply_tiles(x_PH: Tensor, w_OH: Tensor, y_PO: Tensor) -> None:
     w_HO = widened(w_OH).t()
     if outputs < FEWEST_OUTPUTS:
         w_HO = torch.nn.functional.pad(w_HO, (0, FEWEST_OUTPUTS - outputs))
-    for start in range(0, x_PH.shape[0], TILE_ROWS):
-        tile = slice(start, start + TILE_ROWS)
+    num_rows = x_PH.shape[0]
+    tile_rows = TILE_ROWS if invariance.required() else max(num_rows, 1)
+    for start in range(0, num_rows, tile_rows):
+        tile = slice(start, start + tile_rows)
         if outputs < FEWEST_OUTPUTS:
             y_PO[tile] = torch.mm(x_PH[tile], w_HO)[:, :outputs]
         else:

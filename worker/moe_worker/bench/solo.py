@@ -20,7 +20,7 @@ import torch
 
 from moe_api.plan import GroupPlan, Member, encode_layers
 from moe_api.worker import KvConfig, ModelConfig, SchedulerConfig, WorkerConfig, WorkerPhase
-from moe_kernels import implementation
+from moe_kernels import implementation, invariance
 from moe_kernels.warm_up import Report, warm_up
 from moe_worker.bench.bench_error import BenchError
 from moe_worker.bench.step_log import StepLog
@@ -197,10 +197,11 @@ def running(
     Raises:
         BenchError: it cannot; ImplementationUnavailable, UnknownImplementation: of the kernels.
     """
+    batch_invariant = shape.config(model).batch_invariant
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with implementation.using(kernels, _DEVICE):
+        with implementation.using(kernels, _DEVICE), invariance.using(batch_invariant):
             solo = SoloEngine(model, shape, log)
             warm_up(kernel_needs(solo.arch), report)
             try:
