@@ -17,9 +17,11 @@ from torch import Tensor
 from moe_kernels import grouped_query as contract
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.cpu.arrays import float32_array, stored_array
+from moe_kernels.cpu.attention_chunks import Partials, partials_for
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.grouped_query_kernel import (
     ATTENTION,
+    JOIN,
     NORM,
     NUM_PHASES,
     OUT,
@@ -57,7 +59,7 @@ def grouped_query(
         partial(_step_arrays, layer, pages, step, arrays, threads),
     )
     out_TH = torch.empty(x_TH.shape, dtype=torch.float32)
-    attention_half(float32_array(x_TH), arrays, *cache, of_step, out_TH.numpy())
+    attention_half(float32_array(x_TH), arrays, *cache, *of_step, out_TH.numpy())
     return out_TH
 
 
@@ -110,7 +112,7 @@ def _step_arrays(
     step: AttentionStep,
     arrays: LayerArrays,
     threads: int,
-) -> StepArrays:
+) -> tuple[StepArrays, Partials]:
     """The same for all layers of a model that have the same window."""
     plan = step.plan if layer.window is None else step.plan.windowed(layer.window)
     work = attention_work(plan, layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, threads)
@@ -126,9 +128,10 @@ def _step_arrays(
     worth_it[NORM] = worth_it[ROUND] = num_tokens >= FEW_ROWS
     worth_it[QKV] = num_tokens * arrays.qkv_QH.size >= SMALL_PRODUCT
     worth_it[TOKENS] = num_tokens * arrays.qkv_QH.shape[0] >= MANY_ELEMENTS
+    worth_it[JOIN] = False
     worth_it[ATTENTION] = len(work.units) > 1
     worth_it[OUT] = num_tokens * arrays.o_HX.size >= SMALL_PRODUCT
-    return StepArrays(
+    of_step = StepArrays(
         float32_array(step.cos_TF),
         float32_array(step.sin_TF),
         slots,
@@ -137,3 +140,4 @@ def _step_arrays(
         work.tables,
         np.where(worth_it, threads, 1),
     )
+    return of_step, partials_for(work.num_partials, layer.head_dim)

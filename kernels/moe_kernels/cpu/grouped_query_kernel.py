@@ -1,10 +1,11 @@
 """The attention half of a layer in one call, with numba.
 
-Six phases, each done for all tokens before the next begins:
+Seven phases, each done for all tokens before the next begins:
   NORM       rows of x normed and rounded to what the weights store;
   QKV        threads share the weight rows, so that each is read once;
   TOKENS     token by token: bias, norms, clip, rotation, keys and values into the pages;
   ATTENTION  units as `attention_work` cuts them;
+  JOIN       what threads left of rows whose keys they took apart;
   ROUND      what came out rounded to what the weights store;
   OUT        the output's weight rows, then bias and residual of what they gave.
 A phase takes several threads only where that is worth waking them (2 µs): of a single token only
@@ -28,14 +29,15 @@ import numpy as np
 from numba import prange
 
 from moe_kernels.cpu.attention import attend_range
+from moe_kernels.cpu.attention_chunks import Partials, join_units
 from moe_kernels.cpu.jit import Array, inner, parallel
 from moe_kernels.cpu.kv_codes import StoredSide
 from moe_kernels.cpu.kv_encode import encode_range
 from moe_kernels.cpu.norm_rope import norm_part, turn_head
 from moe_kernels.cpu.product import multiply, round_rows
 
-NORM, QKV, TOKENS, ATTENTION, ROUND, OUT = range(6)
-NUM_PHASES = 6
+NORM, QKV, TOKENS, ATTENTION, JOIN, ROUND, OUT = range(7)
+NUM_PHASES = 7
 
 
 class LayerArrays(NamedTuple):
@@ -98,6 +100,7 @@ def attention_half(
     value: StoredSide,
     cache: CacheArrays,
     step: StepArrays,
+    partials: Partials,
     out_TH: Array,
 ) -> None:
     num_tokens = x_TH.shape[0]
@@ -114,19 +117,22 @@ def attention_half(
     for phase in range(NUM_PHASES):
         parts = step.parts[phase]
         if parts == 1:
-            run_part(phase, 0, 1, x_TH, layer, key, no_key_tail, value, cache, step, rows, out_TH)
+            run_part(
+                phase, np.int64(0), parts, x_TH, layer, key, no_key_tail, value, cache, step,
+                partials, rows, out_TH,
+            )  # fmt: skip
         else:
             # One region for all phases: each would be compiled by itself.
             for part in prange(parts):
                 run_part(
                     phase, np.int64(part), parts, x_TH, layer, key, no_key_tail, value, cache,
-                    step, rows, out_TH,
+                    step, partials, rows, out_TH,
                 )  # fmt: skip
 
 
 @inner
 def run_part(
-    phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step, rows, out_TH
+    phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step, partials, rows, out_TH
 ):  # fmt: skip
     if phase == NORM:
         _norm_part(part, parts, x_TH, layer, rows)
@@ -141,8 +147,11 @@ def run_part(
         attend_range(
             rows.q_TND, key, no_key_tail, value, step.units, begin, end, step.tables,
             cache.sizes[0], layer.sizes[3], layer.numbers[2], layer.sinks_N, cache.center_KD,
-            cache.channel_KD, rows.mixed_TND,
+            cache.channel_KD, partials, rows.mixed_TND,
         )  # fmt: skip
+    elif phase == JOIN:
+        if len(partials.tops_P):
+            join_units(step.units, partials, rows.mixed_TND)
     elif phase == ROUND:
         first, last = share(part, parts, len(x_TH))
         mixed_TX = rows.mixed_TND.reshape(rows.rounded_TX.shape)
@@ -196,7 +205,7 @@ def _make_heads(token, layer, step, made_Q, rows):
         for each in range(len(qkv_Q)):
             qkv_Q[each] += layer.qkv_bias_Q[each]
     k_start, v_start = heads * width, (heads + kv_heads) * width
-    made_Q[:] = qkv_Q
+    _copy(qkv_Q, made_Q)
     if len(layer.q_norm):
         _norm_heads(qkv_Q[:k_start], layer.q_norm, eps, made_Q[:k_start])
         _norm_heads(qkv_Q[k_start:v_start], layer.k_norm, eps, made_Q[k_start:v_start])
@@ -209,7 +218,14 @@ def _make_heads(token, layer, step, made_Q, rows):
         at = k_start + head * width
         turn_head(made_Q[at : at + width], cos_F, sin_F, rows.k_TKD[token, head])
         at = v_start + head * width
-        rows.v_TKD[token, head, :] = made_Q[at : at + width]
+        _copy(made_Q[at : at + width], rows.v_TKD[token, head])
+
+
+@inner
+def _copy(x, y):
+    """A loop is compiled much sooner than an assignment to a slice."""
+    for each in range(len(x)):
+        y[each] = x[each]
 
 
 @inner

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan
 from moe_kernels.cpu.attention import attend_parallel, attend_range
+from moe_kernels.cpu.attention_chunks import partials_for
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.jit import num_threads
 from moe_kernels.cpu.kv_codes import VECTOR_WIDTH, StoredSide, no_side, readable, stored_sides
@@ -71,6 +72,7 @@ def paged_attention(
         _NO_SINKS if sinks_H is None else sinks_H.contiguous().numpy(),
         operands.center_ND,
         operands.channel_ND,
+        partials_for(work.num_partials, out_THV.shape[2]),
         out_THV.numpy(),
     )
     q = q_THD.contiguous().numpy()
