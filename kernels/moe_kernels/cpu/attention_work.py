@@ -144,7 +144,8 @@ def _costs(units: Int64s, group: int, window: int | None) -> Int64s:
     )
     keys = end - np.maximum(_first_keys(units, window), units[:, FIRST_CHUNK] * CHUNK_TOKENS)
     heads = units[:, HEADS_END] - units[:, FIRST_HEAD]
-    return keys * heads * (units[:, NUM_QUERIES] * group + DECODE_ROWS)
+    costs: Int64s = keys * heads * (units[:, NUM_QUERIES] * group + DECODE_ROWS)
+    return costs
 
 
 def _bounds(costs: Int64s, num_threads: int) -> Int64s:
