@@ -11,13 +11,14 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: ## bring up a 3-node Kubernetes, serve the tiny model, rebalance, lose a worker (CLUSTER=current: yours)
-	@if [ "$(CLUSTER)" = current ]; then $(PYTHON) tools/prepare.py --no-cluster; else $(PYTHON) tools/prepare.py; fi
+	@if [ "$(CLUSTER)" = current ]; then $(PYTHON) tools/prepare.py --no-cluster; else $(PYTHON) tools/prepare.py && $(VENV)/python -m devcluster.kernels; fi
 	@$(VENV)/python -m examples.demo --cluster $(CLUSTER)
 
 demo-down: ## end what the demo left running
 	@$(PYTHON) -m devcluster down --name demo
 
 test: prepare ## everything that this machine can run, the cluster tests included
+	@$(VENV)/python -m devcluster.kernels
 	@$(VENV)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: prepare-fast ## no cluster, no root, under 3 minutes

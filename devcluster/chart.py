@@ -7,17 +7,16 @@ comes from the host (`overlay`). The tiny model appears where the worker image h
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from devcluster.build import CHECKOUT, cache_folder
+from devcluster.build import CHECKOUT
 from devcluster.images import HOST_IMAGE
+from devcluster.kernels import USER, shared_kernels_folder
 from devcluster.overlay import host_overlay
 
 CHART = CHECKOUT / "charts" / "moe-operator"
 MODEL_MOUNT = "/models/tiny-moe"
-USER = 65532
 
 
 def values(checkout: Path = CHECKOUT, kernels_folder: Path | None = None) -> dict[str, Any]:
@@ -54,12 +53,3 @@ def write(file: Path, checkout: Path = CHECKOUT) -> Path:
     """Write the values where helm can read them (JSON is YAML)."""
     file.write_text(json.dumps(values(checkout, shared_kernels_folder()), indent=1))
     return file
-
-
-def shared_kernels_folder() -> Path:
-    """In the user's cache, made for USER: a kernel is then compiled once on this machine."""
-    folder = cache_folder() / "kernels"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.geteuid() == 0:
-        os.chown(folder, USER, USER)
-    return folder
