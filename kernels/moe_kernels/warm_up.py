@@ -43,10 +43,12 @@ class Needs:
     """What a model's calls have in common, as far as it makes a kernel another one."""
 
     dtypes: frozenset[torch.dtype]
-    """Of weights; routers and norms may keep float32 beside the rest."""
+    """Of weights other than routers'."""
     act: Activation = SILU
     bias: bool = False
     """Whether experts have biases."""
+    routers: frozenset[torch.dtype] = frozenset()
+    """Of routers' weights, some families keep them in float32 beside the rest."""
     grouped_query: frozenset[torch.dtype] = frozenset()
     """Of the weights of grouped-query attention, where the model has it."""
     shapes: Shapes | None = None
@@ -55,8 +57,8 @@ class Needs:
 
 _DTYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 EVERY_NEED = (
-    Needs(_DTYPES, grouped_query=_DTYPES),
-    Needs(_DTYPES, SwigluOai(), bias=True),
+    Needs(_DTYPES, routers=_DTYPES, grouped_query=_DTYPES),
+    Needs(_DTYPES, SwigluOai(), bias=True, routers=_DTYPES),
 )
 """Of all models that there are, together."""
 

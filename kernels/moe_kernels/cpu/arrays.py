@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from moe_kernels.cpu.jit import Array
+from moe_kernels.cpu.product import fill_slot
 
 _CARRIERS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 
@@ -27,10 +28,12 @@ def float32_array(x: Tensor) -> Array:
 
 
 def stored_array(w: Tensor) -> Array:
-    """Numbers of float32, bfloat16 or float16."""
+    """Numbers of float32, bfloat16 or float16; products with a matrix of them are made ready."""
     carrier = _CARRIERS.get(w.dtype)
     if carrier is None and w.dtype != torch.float32:
         raise UnsupportedDtype(f"weights are {w.dtype}: must be float32, bfloat16 or float16")
     whole = w.contiguous()
     array: Array = (whole if carrier is None else whole.view(carrier)).numpy()
+    if array.ndim > 1:
+        fill_slot(array.dtype)
     return array

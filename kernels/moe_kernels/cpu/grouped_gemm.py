@@ -11,6 +11,8 @@ Letters: P rows, S slots, H hidden, I expert intermediate; SI and SH: matrices o
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import prange
@@ -70,17 +72,21 @@ def expert_rows(
     threads: int,
 ) -> None:
     """`expert_mlp` into `y_PH`; biases are empty where there are none."""
+    # As variables: of literals numba would compile everything once more.
+    zero = np.int64(0)
+    one: Any = np.int64(1)
     num_owned = offsets[-1]
     y_PH[num_owned:] = 0.0
     x_PH = np.empty((num_owned, rows_PH.shape[1]), np.float32)
     both_P2I = np.empty((num_owned, 2 * w2_SHI.shape[1]), np.float32)
     inner_PI = np.empty((num_owned, w2_SHI.shape[1]), np.float32)
     if threads == 1:
-        _round_part(0, 1, rows_PH, w13_SIH, x_PH)
+        _round_part(zero, one, rows_PH, w13_SIH, x_PH)
         up_part(
-            0, 1, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI, inner_PI
-        )
-        down_part(0, 1, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
+            zero, one, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI,
+            inner_PI,
+        )  # fmt: skip
+        down_part(zero, one, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
         return
     for part in prange(threads):
         _round_part(np.int64(part), threads, rows_PH, w13_SIH, x_PH)
@@ -115,14 +121,14 @@ def up_part(
     inner_PI: Array,
 ) -> None:
     """This part's columns of `inner_PI`, rounded to what w2 stores."""
-    intermediate = inner_PI.shape[1]
+    zero, intermediate = np.int64(0), inner_PI.shape[1]
     start, end = intermediate * part // parts, intermediate * (part + 1) // parts
     for slot in range(offsets.size - 1):
         first, last = offsets[slot], offsets[slot + 1]
         if first == last:
             continue
         base = slot * 2 * intermediate
-        for half in (0, intermediate):
+        for half in (zero, intermediate):
             multiply(w13_SIH, base, half + start, half + end, x_PH, first, last, both_P2I)
             if b13_SI.size > 0:
                 _add_bias(b13_SI, base, half + start, half + end, first, last, both_P2I)

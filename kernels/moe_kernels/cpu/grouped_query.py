@@ -35,6 +35,7 @@ from moe_kernels.cpu.grouped_query_kernel import (
 )
 from moe_kernels.cpu.jit import Array, num_threads
 from moe_kernels.cpu.kv_codes import StoredSide, no_side, readable, stored_sides
+from moe_kernels.cpu.kv_encode import ENCODING
 from moe_kernels.cpu.linear import FEW_ROWS, SMALL_PRODUCT
 from moe_kernels.grouped_query import GroupedQueryLayer
 from moe_kernels.kv_pages import KvPages
@@ -91,6 +92,7 @@ def _cache_arrays(
     """Keys, nothing behind keys, values, and the rest; None where the kernels cannot read them."""
     if not readable(pages):
         return None
+    ENCODING.fill()
     sides = stored_sides(pages)
     center_KD, channel_KD = (
         _NO_VECTORS if values is None else float32_array(values)

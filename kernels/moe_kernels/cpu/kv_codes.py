@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numba import types
 
 from moe_kernels.cpu.jit import inner
 from moe_kernels.cpu.lanes import (
@@ -54,6 +55,11 @@ class StoredSide(NamedTuple):
     """Int64, see the columns below: one array is quicker to hand to a kernel than ten numbers."""
 
 
+STORED_SIDE = types.NamedTuple(
+    [types.Array(each, 1, "C") for each in (types.uint8, types.uint8, types.float32, types.int64)],
+    StoredSide,
+)
+"""Its type to kernels."""
 CODE, VECTOR_WIDTH, ROW_BYTES, HEAD_BYTES, BLOCK_BYTES, FIRST_BYTE = range(6)
 """Columns of `StoredSide.sizes`. VECTOR_WIDTH: elements of a vector, 0 = no such side. Head h of
 block b is at FIRST_BYTE + b · BLOCK_BYTES + h · HEAD_BYTES."""

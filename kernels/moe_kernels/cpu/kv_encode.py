@@ -14,8 +14,9 @@ Letters: T tokens, N heads, D width, B elements of a scale's block.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
+from numba import prange, types
 
+from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.jit import Array, compiled, inner, parallel
 from moe_kernels.cpu.kv_codes import (
     BF16,
@@ -26,6 +27,7 @@ from moe_kernels.cpu.kv_codes import (
     MXFP4,
     ROW_BYTES,
     SCALE_ROW_BYTES,
+    STORED_SIDE,
     StoredSide,
     head_at,
     scales_at,
@@ -85,7 +87,19 @@ def encode_range(
     center_ND: Array,
     channel_ND: Array,
 ) -> None:
-    """Write tokens begin ≤ t < end of one side. Empty center or channel = none."""
+    """Write tokens begin ≤ t < end of one side. Empty center or channel = none.
+
+    `ENCODING.fill()` comes before the first call.
+    """
+    call_apart(
+        "encode", x_TND, slots_T, begin, end, block_size, side, global_scale, four_over_six,
+        center_ND, channel_ND,
+    )  # fmt: skip
+
+
+def _encode(
+    x_TND, slots_T, begin, end, block_size, side, global_scale, four_over_six, center_ND, channel_ND
+):
     width = x_TND.shape[2]
     x_D = np.empty(width, dtype=np.float32)
     codes_B = np.empty(32, dtype=np.uint8)
@@ -120,6 +134,23 @@ def encode_range(
                     x_D, global_scale, four_over_six, side.steps, codes_B, others_B, errors_B,
                     side.data, at, side.scales, scale_at,
                 )  # fmt: skip
+
+
+_MATRIX = types.Array(types.float32, 2, "C")
+ENCODING = Slot(
+    "encode",
+    _encode,
+    [
+        types.Array(types.float32, 3, "C"),
+        types.Array(types.int64, 1, "C"),
+        *[types.int64] * 3,
+        STORED_SIDE,
+        types.float32,
+        types.boolean,
+        _MATRIX,
+        _MATRIX,
+    ],
+)
 
 
 @inner

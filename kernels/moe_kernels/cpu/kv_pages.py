@@ -17,7 +17,7 @@ from torch import Tensor
 from moe_kernels import kv_pages as contract
 from moe_kernels.cpu.jit import num_threads
 from moe_kernels.cpu.kv_codes import StoredSide, readable, stored_sides
-from moe_kernels.cpu.kv_encode import encode_parallel, encode_range
+from moe_kernels.cpu.kv_encode import ENCODING, encode_parallel, encode_range
 from moe_kernels.kv_formats import Side
 from moe_kernels.kv_pages import KvPages
 
@@ -77,6 +77,7 @@ def _write(
 
 def _sides(pages: KvPages) -> dict[Side, tuple[StoredSide, np.float32]]:
     """Each with its global scale, 1 where there is none."""
+    ENCODING.fill()
     return {
         name: (side, np.float32(pages.global_scales.get(name, 1.0)))
         for name, side in stored_sides(pages).items()

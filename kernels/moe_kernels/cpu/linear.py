@@ -7,6 +7,8 @@ Letters: T rows, H inputs, O outputs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import prange
@@ -31,15 +33,18 @@ def linear(x_TH: Tensor, w_OH: Tensor) -> Tensor:
 
 @parallel
 def linear_product(x_TH: Array, w_OH: Array, y_TO: Array, threads: int) -> None:
+    # As variables: of literals numba would compile everything once more.
+    zero = np.int64(0)
+    one: Any = np.int64(1)
     num_rows = x_TH.shape[0]
     rounded_TH = np.empty(x_TH.shape, np.float32)
     if threads == 1 or num_rows < FEW_ROWS:
-        round_rows(x_TH, 0, num_rows, w_OH, rounded_TH)
+        _round_part(zero, one, x_TH, w_OH, rounded_TH)
     else:
         for part in prange(threads):
             _round_part(np.int64(part), threads, x_TH, w_OH, rounded_TH)
     if threads == 1:
-        _multiply_part(0, 1, rounded_TH, w_OH, y_TO)
+        _multiply_part(zero, one, rounded_TH, w_OH, y_TO)
     else:
         for part in prange(threads):
             _multiply_part(np.int64(part), threads, rounded_TH, w_OH, y_TO)
@@ -56,4 +61,5 @@ def _round_part(part: Index, parts: int, x_TH: Array, w_OH: Array, rounded_TH: A
 def _multiply_part(part: Index, parts: int, x_TH: Array, w_OH: Array, y_TO: Array) -> None:
     num_outputs = w_OH.shape[0]
     start, end = num_outputs * part // parts, num_outputs * (part + 1) // parts
-    multiply(w_OH, 0, start, end, x_TH, 0, x_TH.shape[0], y_TO)
+    zero = np.int64(0)
+    multiply(w_OH, zero, start, end, x_TH, zero, x_TH.shape[0], y_TO)

@@ -9,6 +9,8 @@ Letters: T tokens, H hidden, N heads, D head_dim, F rotated pairs of a head.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import prange
@@ -47,8 +49,11 @@ def rope(x_TND: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
 
 @parallel
 def norm_rows(x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array, threads: int) -> None:
+    # As variables: of literals numba would compile everything once more.
+    zero = np.int64(0)
+    one: Any = np.int64(1)
     if threads == 1:
-        norm_part(0, 1, x_TH, weight_H, eps, y_TH)
+        norm_part(zero, one, x_TH, weight_H, eps, y_TH)
     else:
         for part in prange(threads):
             norm_part(np.int64(part), threads, x_TH, weight_H, eps, y_TH)
@@ -75,8 +80,11 @@ def _scale_row(x_H: Array, length: np.float32, weight_H: Array, y_H: Array) -> N
 
 @parallel
 def turn_rows(x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array, threads: int) -> None:
+    # As variables: of literals numba would compile everything once more.
+    zero = np.int64(0)
+    one: Any = np.int64(1)
     if threads == 1:
-        _turn_part(0, 1, x_TND, cos_TF, sin_TF, y_TND)
+        _turn_part(zero, one, x_TND, cos_TF, sin_TF, y_TND)
     else:
         for part in prange(threads):
             _turn_part(np.int64(part), threads, x_TND, cos_TF, sin_TF, y_TND)

@@ -20,10 +20,14 @@ Letters: T tokens, K inputs, R rows of all matrices one below the other, C outpu
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numba import types
+
+from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.intrinsics import dot_tile, rounded, widened
-from moe_kernels.cpu.jit import Array, Index, compiled
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
 
 ROWS_IN_CACHE = 32
 MOST_TOKENS = 6
@@ -48,14 +52,46 @@ def multiply(
     last: Index,
     outputs_TC: Array,
 ) -> None:
-    """outputs[first:last, start:end] = inputs[first:last] · weights[base + start : base + end]ᵀ."""
+    """outputs[first:last, start:end] = inputs[first:last] · weights[base + start : base + end]ᵀ.
+
+    All C-contiguous. `fill_slot` for what the weights store comes before the first call.
+    """
+    call_apart("multiply", weights_RK, base, start, end, inputs_TK, first, last, outputs_TC)
+
+
+def fill_slot(stored: np.dtype[Any]) -> None:
+    """Make `multiply` ready for weights of this type."""
+    _SLOTS[stored].fill()
+
+
+def _multiply(
+    weights_RK: Array,
+    base: Index,
+    start: Index,
+    end: Index,
+    inputs_TK: Array,
+    first: Index,
+    last: Index,
+    outputs_TC: Array,
+) -> None:
     if last - first < MANY_TOKENS:
         _stream_rows(weights_RK, base, start, end, inputs_TK, first, last, outputs_TC)
     else:
         _stream_tokens(weights_RK, base, start, end, inputs_TK, first, last, outputs_TC)
 
 
-@compiled
+def _slot(stored: Any) -> Slot:
+    matrix, activations = types.Array(stored, 2, "C"), types.Array(types.float32, 2, "C")
+    three, two = [types.int64] * 3, [types.int64] * 2
+    return Slot("multiply", _multiply, [matrix, *three, activations, *two, activations])
+
+
+_SLOTS = {
+    np.dtype(str(stored)): _slot(stored) for stored in (types.float32, types.uint16, types.int16)
+}
+
+
+@inner
 def _stream_rows(
     weights_RK: Array,
     base: Index,
@@ -76,7 +112,7 @@ def _stream_rows(
             token += count
 
 
-@compiled
+@inner
 def _few_tokens(
     weights_RK: Array,
     base: Index,
@@ -116,7 +152,7 @@ def _few_tokens(
             dot_tile(1, 6, AHEAD, weights_RK, base + row, inputs_TK, token, outputs_TC, row)
 
 
-@compiled
+@inner
 def _stream_tokens(
     weights_RK: Array,
     base: Index,
@@ -142,7 +178,7 @@ def _stream_tokens(
             _past_panel(panel_RK, count, inputs_TK, chunk, chunk_end, outputs_TC, block)
 
 
-@compiled
+@inner
 def _past_panel(
     panel_RK: Array,
     num_rows: Index,

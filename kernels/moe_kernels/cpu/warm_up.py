@@ -15,6 +15,7 @@ from moe_kernels.attention_plan import AttentionRows, plan_attention
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import BinLayout, Bins
 from moe_kernels.copies import Copies, place_choices
+from moe_kernels.cpu.arrays import stored_array
 from moe_kernels.cpu.jit import CACHE_FOLDER
 from moe_kernels.cpu.turns import in_turn
 from moe_kernels.dispatch import add_up, pack, unpack
@@ -53,12 +54,15 @@ def _in_turn(step: Step) -> None:
 def _all(needs: Needs) -> list[Step]:
     dtypes = sorted(needs.dtypes, key=str)
     halves = sorted(needs.grouped_query, key=str)
+    routers = sorted(needs.routers, key=str)
+    every = sorted(needs.dtypes | needs.routers, key=str)
     return [
+        *(Step(f"product {_short(dtype)}", partial(_product, dtype)) for dtype in every),
+        Step("kv cache", _append),
         *(Step(f"attention half {_short(each)}", partial(_half, each)) for each in halves),
         Step("attention", _attention),
-        Step("kv cache", _append),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
-        *(Step(f"router {_short(dtype)}", partial(_route, dtype)) for dtype in dtypes),
+        *(Step(f"router {_short(dtype)}", partial(_route, dtype)) for dtype in routers),
         *(Step(f"dispatch {_short(dtype)}", partial(_dispatch, dtype)) for dtype in dtypes),
         *(Step(f"ends {_short(dtype)}", partial(_ends, dtype)) for dtype in dtypes),
         *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),
@@ -69,6 +73,11 @@ def _all(needs: Needs) -> list[Step]:
         Step("sampling", _sampling),
         Step("sort", lambda: sort_by_slot(torch.zeros(1, 1, dtype=torch.int64), 1)),
     ]
+
+
+def _product(dtype: torch.dtype) -> None:
+    """What kernels of all kinds call; they are compiled apart from it."""
+    stored_array(torch.zeros(1, _WIDTH, dtype=dtype))
 
 
 def _attention() -> None:

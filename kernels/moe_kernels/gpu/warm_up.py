@@ -32,6 +32,7 @@ _OUTPUTS = (1 << 10, 1 << 13, 1 << 15)
 def steps(needs: Needs) -> list[Step]:
     """In a fixed order, the longest first."""
     dtypes = sorted(needs.dtypes, key=str)
+    products = sorted(needs.dtypes | needs.routers, key=str)
     shapes = needs.shapes
     if shapes is None:
         return [Step("sort", _sort), Step("sampling", _sample)]
@@ -42,7 +43,7 @@ def steps(needs: Needs) -> list[Step]:
         Step("kv cache", partial(_append, shapes)),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs, shapes))
           for dtype in dtypes),
-        *(Step(f"linear {_short(dtype)}", partial(_linear, dtype, shapes)) for dtype in dtypes),
+        *(Step(f"linear {_short(dtype)}", partial(_linear, dtype, shapes)) for dtype in products),
         *(Step(f"norm {_short(dtype)}", partial(_norm, dtype, shapes)) for dtype in dtypes),
         Step("rope", partial(_rope, shapes)),
         Step("activation", partial(_gate, needs, shapes.intermediate)),

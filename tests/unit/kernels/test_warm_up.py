@@ -37,7 +37,8 @@ pytestmark = pytest.mark.skipif(
     "cpu" not in implementation.available(), reason="numba is not installed"
 )
 BF16 = torch.bfloat16
-NEEDS = Needs(frozenset({BF16, torch.float32}), SwigluOai(), True, frozenset({BF16}))
+DTYPES = frozenset({BF16, torch.float32})
+NEEDS = Needs(frozenset({BF16}), SwigluOai(), True, DTYPES, frozenset({BF16}))
 
 
 def a_layer(tokens: int, hidden: int, inner: int) -> None:
@@ -57,7 +58,6 @@ def a_layer(tokens: int, hidden: int, inner: int) -> None:
     head_logits(x, torch.arange(tokens), Head(gate[0], 1e-6, gate, 8.0))
     numbers = torch.ones(3, dtype=torch.int64)
     place_choices(ids, Copies(numbers[:, None], numbers[:, None] << 32, numbers), numbers, 1 << 61)
-    linear(x, gate.float())
     rope(x.view(tokens, 2, -1), torch.ones(tokens, 2), torch.ones(tokens, 2))
     gated(x, NEEDS.act)
     order, offsets = sort_by_slot(torch.arange(tokens).view(-1, 1) % 3, 3)

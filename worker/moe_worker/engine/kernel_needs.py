@@ -9,22 +9,29 @@ import torch
 
 from moe_api.worker import KvConfig
 from moe_kernels.warm_up import Needs, Shapes
+from moe_worker.model.families.registry import family_of
 from moe_worker.model.kv_layout import kv_format, kv_shape
 from moe_worker.model.spec import AttentionSpec, ModelSpec
+from moe_worker.model.tensors import Stored
 from moe_worker.model.weights import TORCH_DTYPES
 
 
 def kernel_needs(spec: ModelSpec, kv: KvConfig | None = None) -> Needs:
-    """float32 is among the dtypes of every model: some keep their router in it. Without `kv`
-    nothing is said of shapes."""
+    """Without `kv` nothing is said of shapes."""
     dtype = TORCH_DTYPES[spec.dtype]
     return Needs(
-        dtypes=frozenset({dtype, torch.float32}),
+        dtypes=frozenset({dtype}),
         act=spec.expert.act,
         bias=spec.expert.bias,
+        routers=frozenset(torch.float32 if gate.float32 else dtype for gate in _gates(spec)),
         grouped_query=frozenset({dtype} if isinstance(spec.attention, AttentionSpec) else ()),
         shapes=None if kv is None else _shapes(spec, kv),
     )
+
+
+def _gates(spec: ModelSpec) -> list[Stored]:
+    layers = family_of(spec.family).tensors(spec).layers
+    return [gate for layer in spec.moe_layers for gate in layers[layer].router["gate"]]
 
 
 def _shapes(spec: ModelSpec, kv: KvConfig) -> Shapes:
