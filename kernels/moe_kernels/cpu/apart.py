@@ -63,6 +63,8 @@ class Slot:
 @intrinsic(prefer_literal=True)
 def call_apart(typing_context: Any, name: Any, *kinds: Any) -> Any:
     """Call the function of this literal name in the slot for the types of the arrays."""
+    if not isinstance(name, types.StringLiteral):
+        return None  # numba's second try, after an error of the first
     symbol = _symbol(name.literal_value, kinds)
     if any(array.layout != "C" for kind in kinds for array in _arrays(kind)):
         raise TypingError(f"{symbol}: its arrays must be C-contiguous")
