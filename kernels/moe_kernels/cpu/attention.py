@@ -27,9 +27,11 @@ value, U units, P partial results.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange
+from numba import prange, types
 
+from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.attention_chunks import (
+    PARTIALS,
     Partials,
     begin_joining,
     join,
@@ -55,6 +57,7 @@ from moe_kernels.cpu.jit import Array, compiled, inner, parallel
 from moe_kernels.cpu.kv_codes import (
     CODE,
     FP32,
+    STORED_SIDE,
     VECTOR_WIDTH,
     StoredSide,
     decode_block,
@@ -113,12 +116,47 @@ def attend_range(
     partials: Partials,
     out_THV: Array,
 ) -> None:
-    """Run units begin ≤ u < end. `window` 0 = all keys; empty sinks, center or channel = none."""
+    """Run units begin ≤ u < end. `window` 0 = all keys; empty sinks, center or channel = none.
+
+    `ATTENDING.fill()` comes before the first call.
+    """
+    call_apart(
+        "attend", q_THD, key, key_tail, value, units, begin, end, tables, block_size, window,
+        scale, sinks_H, center_ND, channel_ND, partials, out_THV,
+    )  # fmt: skip
+
+
+def _attend(
+    q_THD, key, key_tail, value, units, begin, end, tables, block_size, window, scale, sinks_H,
+    center_ND, channel_ND, partials, out_THV,
+):  # fmt: skip
     for unit in range(begin, end):
         _attend_unit(
             q_THD, key, key_tail, value, units[unit], tables, block_size, window, scale, sinks_H,
             center_ND, channel_ND, partials, out_THV,
         )  # fmt: skip
+
+
+_NUMBERS_3, _NUMBERS_2, _NUMBERS_1 = (types.Array(types.float32, n, "C") for n in (3, 2, 1))
+_UNITS, _TABLES = types.Array(types.int64, 2, "C"), types.Array(types.int64, 1, "C")
+ATTENDING = Slot(
+    "attend",
+    _attend,
+    [
+        _NUMBERS_3,
+        *[STORED_SIDE] * 3,
+        _UNITS,
+        *[types.int64] * 2,
+        _TABLES,
+        *[types.int64] * 2,
+        types.float32,
+        _NUMBERS_1,
+        _NUMBERS_2,
+        _NUMBERS_2,
+        PARTIALS,
+        _NUMBERS_3,
+    ],
+)
 
 
 @inner
@@ -210,6 +248,8 @@ def _attend_chunk(
     for place in range(first_block, end_block):
         block, begin = tables[table_start + place], place * block_size
         ahead = tables[table_start + min(place + PREFETCH_BLOCKS, end_block - 1)]
+        in_full = begin >= full_from and begin + block_size <= full_to
+        at_once = num_queries if in_full else 1
         for head in range(num_heads):
             prefetch_block(value, ahead, first_head + head)
             values, at = decoded, np.int64(0)
@@ -218,17 +258,11 @@ def _attend_chunk(
             else:
                 decode_block(value, block, first_head + head, block_size, decoded, 0, v_bytes)
             weights_at = head * rows * score_bytes + (begin - origin) * 4
-            if begin >= full_from and begin + block_size <= full_to:
-                mix_block(
-                    scores, weights_at, score_bytes, rows, values, at, v_bytes, block_size,
-                    sums, head * rows * v_bytes, v_bytes,
-                )  # fmt: skip
-                continue
-            for query in range(num_queries):
+            for query in range(0, num_queries, at_once):
                 low = max(first_key(position + query, window) - begin, 0)
                 high = min(position + query + 1 - begin, block_size)
                 mix_block(
-                    scores, weights_at + query * group * score_bytes + low * 4, score_bytes, group,
-                    values, at + low * v_bytes, v_bytes, high - low,
+                    scores, weights_at + query * group * score_bytes + low * 4, score_bytes,
+                    at_once * group, values, at + low * v_bytes, v_bytes, high - low,
                     sums, (head * rows + query * group) * v_bytes, v_bytes,
                 )  # fmt: skip

@@ -20,6 +20,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
 
 from moe_kernels.cpu.attention_products import STEP, ZERO
 from moe_kernels.cpu.attention_rows import NO_SCORE, ONE, put_rows
@@ -42,6 +43,12 @@ class Partials(NamedTuple):
     totals_P: Array
     sums_P: Array
     """Bytes, V float32 a place."""
+
+
+PARTIALS = types.NamedTuple(
+    [types.Array(each, 1, "C") for each in (types.float32, types.float32, types.uint8)], Partials
+)
+"""Their type to kernels."""
 
 
 def partials_for(num_places: int, value_width: int) -> Partials:

@@ -17,6 +17,7 @@ from torch import Tensor
 from moe_kernels import grouped_query as contract
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.cpu.arrays import float32_array, stored_array
+from moe_kernels.cpu.attention import ATTENDING
 from moe_kernels.cpu.attention_chunks import Partials, partials_for
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.grouped_query_kernel import (
@@ -93,6 +94,7 @@ def _cache_arrays(
     if not readable(pages):
         return None
     ENCODING.fill()
+    ATTENDING.fill()
     sides = stored_sides(pages)
     center_KD, channel_KD = (
         _NO_VECTORS if values is None else float32_array(values)

@@ -1,13 +1,14 @@
 """What compiled kernels need besides their operands; `moe_kernels.memory` has the contracts.
 
-A unit of attention is one thread's: its rows' scores of all keys, queries, sums and a block of the
-cache as float32. Products read weights as they are stored.
+A unit of attention is one thread's: its rows' scores of a chunk of keys, queries, sums and a block
+of the cache as float32. Where threads take the chunks of a long context apart, each leaves its
+sums. Products read weights as they are stored.
 Neighbours: `attention` allocates a unit's, `attention_work` says how many rows a unit has.
 """
 
 from __future__ import annotations
 
-from moe_kernels.cpu.attention_work import ROWS_PER_TILE
+from moe_kernels.cpu.attention_work import CHUNK_TOKENS, ROWS_PER_TILE, UNITS_PER_THREAD
 from moe_kernels.cpu.jit import num_threads
 from moe_kernels.cpu.lanes import WIDTH
 from moe_kernels.reference import memory as reference
@@ -22,9 +23,11 @@ _MOST_BLOCK_TOKENS = 64
 
 def attention_bytes(num_heads: int, head_dim: int, kv_elements: int, longest_tokens: int) -> int:
     rows = max(ROWS_PER_TILE, num_heads)
-    keys = longest_tokens + _MOST_BLOCK_TOKENS
-    unit = rows * (keys + 2 * head_dim) + _MOST_BLOCK_TOKENS * head_dim
-    own = num_threads() * unit * _FLOAT_BYTES
+    unit = rows * (CHUNK_TOKENS + WIDTH + 3 * head_dim) + _MOST_BLOCK_TOKENS * head_dim
+    # Sequences whose chunks are taken apart are fewer than the units that are wanted.
+    chunks = -(-longest_tokens // CHUNK_TOKENS) + 1
+    partials = UNITS_PER_THREAD * chunks * num_heads * (head_dim + 2)
+    own = num_threads() * (unit + partials) * _FLOAT_BYTES
     if head_dim % _ALIGNED_WIDTH == 0:
         return own
     # Pages that the kernels cannot read are left to the reference.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan
-from moe_kernels.cpu.attention import attend_parallel, attend_range
+from moe_kernels.cpu.attention import ATTENDING, attend_parallel, attend_range
 from moe_kernels.cpu.attention_chunks import partials_for
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.jit import num_threads
@@ -88,6 +88,7 @@ def _operands(pages: KvPages) -> _Operands | None:
     """None where the kernels cannot read the pages."""
     if not readable(pages):
         return None
+    ATTENDING.fill()
     sides = stored_sides(pages)
     if isinstance(pages.shape, LatentShape):
         key, key_tail, value = sides["latent"], sides["rope"], sides["latent"]
