@@ -1,7 +1,8 @@
 """The implementations of the kernels that serve on CPUs, one after the other.
 
 A test file that holds for both says `pytestmark = pytest.mark.usefixtures("implementation")`; each
-of its tests then runs once for each. The others run on the reference. Tests of the kernels alone
+of its tests then runs once for each. A fixture of the module that computes asks for it, too: what
+it gives would else be shared by all. The others run on the reference. Tests of the kernels alone
 have a fixture of this name of their own, with every implementation.
 """
 

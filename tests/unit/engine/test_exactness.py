@@ -39,7 +39,9 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=KV_DTYPES)
-def together(rank: OneRank, request: pytest.FixtureRequest) -> tuple[Any, list[Trace]]:
+def together(
+    implementation: str, rank: OneRank, request: pytest.FixtureRequest
+) -> tuple[Any, list[Trace]]:
     """(KV format, what the requests give in one batch, prompts in one piece)."""
     return request.param, rank.generate(prompts(), max_tokens=MAX_TOKENS, kv_dtype=request.param)
 

@@ -37,7 +37,9 @@ def prompts(seed: int = 9, lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module", params=KV_DTYPES)
-def cold(rank: OneRank, request: pytest.FixtureRequest) -> tuple[Any, list[Trace]]:
+def cold(
+    implementation: str, rank: OneRank, request: pytest.FixtureRequest
+) -> tuple[Any, list[Trace]]:
     """(KV format, what the prompts give without a prefix cache)."""
     traces = rank.generate(
         prompts(), max_tokens=MAX_TOKENS, kv_dtype=request.param, prefix_caching=False

@@ -38,7 +38,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OneRank]:
 
 @pytest.fixture(scope="module", params=CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
 def together(
-    ranks: dict[str, OneRank], request: pytest.FixtureRequest
+    implementation: str, ranks: dict[str, OneRank], request: pytest.FixtureRequest
 ) -> tuple[OneRank, Any, list[Trace]]:
     """(Model, KV format, what the requests give in one batch, prompts in one piece)."""
     family, _, kv_dtype = request.param
