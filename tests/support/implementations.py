@@ -22,3 +22,10 @@ def implementation(request: pytest.FixtureRequest) -> Iterator[switch.Name]:
     name: switch.Name = request.param
     with switch.using(name):
         yield name
+
+
+@pytest.fixture(autouse=True)
+def kernels_stay() -> Iterator[None]:
+    """A test that starts a worker in this process chooses kernels for none but itself."""
+    with switch.using(switch.chosen()):
+        yield

@@ -34,9 +34,10 @@ def run(parsed: argparse.Namespace) -> int:
             from moe_worker.bench.profile_session import run_profile
 
             return run_profile(profile_options_of(parsed), parsed.json)
+        options = options_of(parsed)  # a mistake is told before anything is imported
         from moe_worker.bench.session import run_session
 
-        return run_session(options_of(parsed))
+        return run_session(options)
     except BenchError as error:
         print(f"moe-worker bench: {error}", file=sys.stderr)
         return 2
