@@ -18,8 +18,8 @@ demo-down: ## end what the demo left running
 	@$(PYTHON) -m devcluster down --name demo
 
 test: prepare ## everything that this machine can run, the cluster tests included
-	@$(VENV)/python -m devcluster.kernels
 	@$(VENV)/moe-worker warm-up
+	@$(VENV)/python -m devcluster.kernels
 	@$(VENV)/python -m pytest $(PYTEST_ARGS)
 
 test-fast: prepare-fast ## no cluster, no root, under 3 minutes

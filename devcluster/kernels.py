@@ -33,12 +33,19 @@ def shared_kernels_folder() -> Path:
 def main() -> int:
     if os.geteuid() != 0:
         return 0  # without root there are no pods
+    from moe_kernels.cpu.cache import wanted_folder
+
     folder = shared_kernels_folder()
     former = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
     for path in former[:-KEPT]:
         shutil.rmtree(path, ignore_errors=True)
     warm_up = [sys.executable, "-m", "moe_worker.main", "warm-up", "--model", str(MODEL)]
-    environment = {**os.environ, "MOE_KERNELS_CACHE": str(folder)}
+    # What this user has compiled already is copied and not compiled again.
+    environment = {
+        **os.environ,
+        "MOE_KERNELS_CACHE": str(folder),
+        "MOE_KERNELS_READY": str(wanted_folder(os.environ)),
+    }
     done = subprocess.run(warm_up, env=environment, check=False)
     for path in folder.rglob("*"):
         _give_away(path)

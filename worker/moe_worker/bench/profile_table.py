@@ -10,6 +10,7 @@ from rich.text import Text
 
 from moe_worker.bench.parts import MEANINGS, PARTS
 from moe_worker.bench.profile import PHASES, Profile
+from moe_worker.bench.table import plain_table
 
 MOST_OPERATIONS = 6
 """Shown of a step, those that take the longest."""
@@ -26,7 +27,7 @@ def render(found: Sequence[Profile], heading: str) -> Group:
 
 def _by_part(found: Sequence[Profile]) -> Table:
     known = [part for part in PARTS if any(profile.in_parts.counts.get(part) for profile in found)]
-    table = _table("ms in parts", *known, "rest", "all", "real step")
+    table = plain_table("ms in parts", *known, "rest", "all", "real step")
     for profile in found:
         seconds = profile.in_parts
         rest = profile.in_parts_seconds - seconds.all_seconds
@@ -39,7 +40,7 @@ def _by_part(found: Sequence[Profile]) -> Table:
 
 
 def _as_it_runs(found: Sequence[Profile]) -> Table:
-    table = _table("ms as it runs", "calls", "in kernels", *PHASES, "between", "step")
+    table = plain_table("ms as it runs", "calls", "in kernels", *PHASES, "between", "step")
     for profile in found:
         between = profile.step_seconds - sum(profile.phases.values())
         table.add_row(
@@ -64,14 +65,6 @@ def _operations(found: Sequence[Profile]) -> Table:
             for name, seconds in by_time[:MOST_OPERATIONS]
         ]
         table.add_row(profile.name, ", ".join(told))
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(first)
-    for heading in others:
-        table.add_column(heading, justify="right")
     return table
 
 

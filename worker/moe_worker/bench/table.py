@@ -36,7 +36,7 @@ def _headline(report: Report) -> str:
 
 
 def _outcomes(report: Report) -> Table:
-    table = _table("outcome", "requests")
+    table = plain_table("outcome", "requests")
     table.add_column("")
     for outcome in Outcome:
         count = report.outcomes.get(outcome, 0)
@@ -52,7 +52,7 @@ def _outcomes(report: Report) -> Table:
 
 
 def _latencies(report: Report) -> Table:
-    table = _table("milliseconds", "mean", "p50", "p90", "p99", "max")
+    table = plain_table("milliseconds", "mean", "p50", "p90", "p99", "max")
     for name, title in ROWS:
         found = report.latencies[name]
         if found is not None:
@@ -89,7 +89,8 @@ def _tokens(count: int | None, rate: float | None) -> str:
     return f"{rate:,.1f} /s, {count:,} in all"
 
 
-def _table(first: str, *others: str) -> Table:
+def plain_table(first: str, *others: str) -> Table:
+    """Without lines; the first column is of words, the others are of numbers."""
     table = Table(box=None, pad_edge=False)
     table.add_column(first)
     for heading in others:
