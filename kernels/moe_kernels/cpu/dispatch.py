@@ -18,8 +18,8 @@ from torch import Tensor
 
 from moe_kernels.bins import Bins, ForeignSlot, Unpacked
 from moe_kernels.cpu.arrays import float32_array, stored_array
-from moe_kernels.cpu.intrinsics import widened
 from moe_kernels.cpu.jit import Array, compiled
+from moe_kernels.cpu.product import widen_row
 
 
 def pack(
@@ -167,7 +167,7 @@ def unpack_rows(
                         row_P[done] = row
                         done += 1
                         has_row = True
-                        _widen_row(room_BW[number, start : start + hidden], rows_PH[row])
+                        widen_row(room_BW[number, start : start + hidden], rows_PH[row])
                 if has_row:
                     start += hidden
     return rows_PH, offsets, row_P, pairs_Q, is_valid
@@ -202,12 +202,6 @@ def add_rows(
             else:
                 _add_row(weight, back_NH[next_R[rank]], out_tH[token])
                 next_R[rank] += 1
-
-
-@compiled
-def _widen_row(stored: Array, row: Array) -> None:
-    for column in range(row.size):
-        row[column] = widened(stored[column])
 
 
 @compiled

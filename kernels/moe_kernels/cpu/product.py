@@ -172,9 +172,7 @@ def _stream_tokens(
         for block in range(start, end, num_rows):
             count = min(num_rows, end - block)
             for row in range(count):
-                source, target = weights_RK[base + block + row], panel_RK[row]
-                for k in range(num_k):
-                    target[k] = widened(source[k])
+                widen_row(weights_RK[base + block + row], panel_RK[row])
             _past_panel(panel_RK, count, inputs_TK, chunk, chunk_end, outputs_TC, block)
 
 
@@ -212,3 +210,10 @@ def round_rows(
         source, target = inputs_TK[row], rounded_TK[row]
         for k in range(source.size):
             target[k] = rounded(source[k], weights_RK)
+
+
+@compiled
+def widen_row(stored_K: Array, row_K: Array) -> None:
+    """Stored numbers as float32."""
+    for k in range(row_K.size):
+        row_K[k] = widened(stored_K[k])
