@@ -207,6 +207,30 @@ def test_every_implementation_draws_the_same_token(
     assert sample(*arguments).tolist() == wanted
 
 
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.integers(1, 700),
+    st.sampled_from([0.0, 0.1, 1.0, 9.0]),
+    st.sampled_from([0.0, 0.05, 0.5]),
+    st.integers(0, 2**31),
+    CUTS,
+)
+def test_rows_of_any_length_are_drawn_alike(
+    size: int, spread: float, step: float, seed: int, cut: Cut
+) -> None:
+    """Many tokens as far as each other, lengths that no vector divides, and forbidden ones."""
+    noise = np.random.default_rng(seed)
+    logits = noise.standard_normal((3, size)).astype(np.float32) * np.float32(spread)
+    if step:
+        logits = np.round(logits / step) * np.float32(step)
+    logits[noise.random((3, size)) < 0.2] = -np.inf
+    logits[:, noise.integers(size)] = 0.0
+    arguments = torch.from_numpy(logits.astype(np.float32)), [cut] * 3, [seed] * 3, [0, 1, 2]
+    with using("reference"):
+        wanted = sample(*arguments).tolist()
+    assert sample(*arguments).tolist() == wanted
+
+
 def test_rows_shared_by_threads_are_drawn_as_alone(two_threads: None) -> None:
     logits = torch.randn(5, 1 << 16, generator=torch.Generator().manual_seed(4)) * 3
     cuts = [Cut(1.0), Cut(0.8, 50, 0.9), Cut(), Cut(1.0, 0, 0.5), Cut(1.0, 3000, 1.0, 0.001)]
