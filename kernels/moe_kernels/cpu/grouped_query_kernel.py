@@ -33,8 +33,12 @@ from moe_kernels.cpu.attention_chunks import Partials, join_units
 from moe_kernels.cpu.jit import Array, inner, parallel
 from moe_kernels.cpu.kv_codes import StoredSide
 from moe_kernels.cpu.kv_encode import encode_range
-from moe_kernels.cpu.norm_rope import norm_part, turn_head
 from moe_kernels.cpu.product import multiply, round_rows
+from moe_kernels.cpu.row_lanes import (
+    copy_columns,
+    norm_columns,
+    turn_columns,
+)
 
 NORM, QKV, TOKENS, ATTENTION, JOIN, ROUND, OUT = range(7)
 NUM_PHASES = 7
@@ -170,19 +174,16 @@ def share(part, parts, count):
 
 @inner
 def _norm_part(part, parts, x_TH, layer, rows):
-    normed_1H = np.empty((1, x_TH.shape[1]), np.float32)
     first, last = share(part, parts, x_TH.shape[0])
-    for row in range(first, last):
-        norm_part(0, 1, x_TH[row : row + 1], layer.norm_H, layer.numbers[0], normed_1H)
-        round_rows(normed_1H, 0, 1, layer.qkv_QH, rows.rounded_TH[row : row + 1])
+    normed_TH, hidden = rows.rounded_TH, x_TH.shape[1]
+    norm_columns(x_TH, first, last, np.int64(0), hidden, layer.norm_H, layer.numbers[0], normed_TH)
+    round_rows(normed_TH, first, last, layer.qkv_QH, normed_TH)
 
 
 @inner
 def _tokens_part(part, parts, layer, key, value, cache, step, rows):
     first, last = share(part, parts, rows.qkv_TQ.shape[0])
-    made_Q = np.empty(rows.qkv_TQ.shape[1], np.float32)
-    for token in range(first, last):
-        _make_heads(token, layer, step, made_Q, rows)
+    _make_heads(first, last, layer, step, rows)
     block_size, four_over_six = cache.sizes[0], cache.sizes[1] == 1
     encode_range(
         rows.k_TKD, step.slots_T, first, last, block_size, key, cache.global_scales[0],
@@ -196,43 +197,29 @@ def _tokens_part(part, parts, layer, key, value, cache, step, rows):
 
 
 @inner
-def _make_heads(token, layer, step, made_Q, rows):
-    """One token's queries and keys as they meet, and its values."""
+def _make_heads(first, last, layer, step, rows):
+    """Queries and keys as they meet, and values."""
     heads, kv_heads, width = layer.sizes[0], layer.sizes[1], layer.sizes[2]
-    eps, clip = layer.numbers[0], layer.numbers[1]
-    qkv_Q = rows.qkv_TQ[token]
+    eps, qkv_TQ = layer.numbers[0], rows.qkv_TQ
+    q_start, k_start, v_start = np.int64(0), heads * width, (heads + kv_heads) * width
     if len(layer.qkv_bias_Q):
-        for each in range(len(qkv_Q)):
-            qkv_Q[each] += layer.qkv_bias_Q[each]
-    k_start, v_start = heads * width, (heads + kv_heads) * width
-    _copy(qkv_Q, made_Q)
+        for token in range(first, last):
+            _add(layer.qkv_bias_Q, qkv_TQ[token])
     if len(layer.q_norm):
-        _norm_heads(qkv_Q[:k_start], layer.q_norm, eps, made_Q[:k_start])
-        _norm_heads(qkv_Q[k_start:v_start], layer.k_norm, eps, made_Q[k_start:v_start])
-    if clip < np.inf:
-        _clip(made_Q, clip)
-    cos_F, sin_F = step.cos_TF[token], step.sin_TF[token]
-    for head in range(heads):
-        turn_head(made_Q[head * width : (head + 1) * width], cos_F, sin_F, rows.q_TND[token, head])
-    for head in range(kv_heads):
-        at = k_start + head * width
-        turn_head(made_Q[at : at + width], cos_F, sin_F, rows.k_TKD[token, head])
-        at = v_start + head * width
-        _copy(made_Q[at : at + width], rows.v_TKD[token, head])
+        norm_columns(qkv_TQ, first, last, q_start, k_start, layer.q_norm, eps, qkv_TQ)
+        norm_columns(qkv_TQ, first, last, k_start, v_start, layer.k_norm, eps, qkv_TQ)
+    if layer.numbers[1] < np.inf:
+        for token in range(first, last):
+            _clip(qkv_TQ[token], layer.numbers[1])
+    turn_columns(qkv_TQ, first, last, q_start, step.cos_TF, step.sin_TF, rows.q_TND)
+    turn_columns(qkv_TQ, first, last, k_start, step.cos_TF, step.sin_TF, rows.k_TKD)
+    copy_columns(qkv_TQ, first, last, v_start, rows.v_TKD)
 
 
 @inner
-def _copy(x, y):
-    """A loop is compiled much sooner than an assignment to a slice."""
+def _add(bias, x):
     for each in range(len(x)):
-        y[each] = x[each]
-
-
-@inner
-def _norm_heads(x, weight, eps, y):
-    """Rows of the weight's length: each head, or all of them as one."""
-    shape = len(x) // len(weight), len(weight)
-    norm_part(0, 1, x.reshape(shape), weight, eps, y.reshape(shape))
+        x[each] += bias[each]
 
 
 @inner

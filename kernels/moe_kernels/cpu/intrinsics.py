@@ -107,17 +107,7 @@ def rounded(typing_context: Any, value: Any, like: Any) -> Any:
     """A float32 rounded to what the array `like` stores, to nearest even, NaN to NaN; float32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        exact = arguments[0]
-        if signature.args[1].dtype == types.float32:
-            return exact
-        if signature.args[1].dtype == types.int16:
-            return builder.fpext(builder.fptrunc(exact, _HALF), _F32)
-        bits = builder.bitcast(exact, _I32)
-        odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
-        near = builder.add(builder.add(bits, odd), _I32(0x7FFF))
-        cut = builder.bitcast(builder.and_(near, _I32(0xFFFF0000)), _F32)
-        # Rounding up could carry a NaN's last bits into its sign.
-        return builder.select(builder.fcmp_unordered("uno", exact, exact), exact, cut)
+        return _round(builder, signature.args[1].dtype, arguments[0], 1)
 
     return types.float32(value, like), generate
 
@@ -257,6 +247,28 @@ def _load(builder: Any, row: Any, k: Any, width: int) -> Any:
     if width > 1:
         place = builder.bitcast(place, ir.VectorType(element, width).as_pointer())
     return builder.load(place, align=2 if element == _I16 else 4)
+
+
+def _round(builder: Any, stored: Any, exact: Any, width: int) -> Any:
+    """To what is stored, and float32 again."""
+    if stored == types.float32:
+        return exact
+    if width == 1:
+        float32, half, whole = _F32, _HALF, _I32
+    else:
+        float32, half, whole = (ir.VectorType(each, width) for each in (_F32, _HALF, _I32))
+
+    def same(value: int) -> Any:
+        return _I32(value) if width == 1 else ir.Constant(whole, [_I32(value)] * width)
+
+    if stored == types.int16:
+        return builder.fpext(builder.fptrunc(exact, half), float32)
+    bits = builder.bitcast(exact, whole)
+    odd = builder.and_(builder.lshr(bits, same(16)), same(1))
+    near = builder.add(builder.add(bits, odd), same(0x7FFF))
+    cut = builder.bitcast(builder.and_(near, same(0xFFFF0000)), float32)
+    # Rounding up could carry a NaN's last bits into its sign.
+    return builder.select(builder.fcmp_unordered("uno", exact, exact), exact, cut)
 
 
 def _widen(builder: Any, stored: Any, value: Any, width: int) -> Any:

@@ -1,8 +1,6 @@
 """RMS normalisation and rotary positions on the CPU.
 
-The sum of squares is `dot_rows` of a row with itself, so its order of additions is that of every
-product here; the rest is element-wise and IEEE gives it one answer.
-Neighbour: `moe_kernels.norm_rope` is the contract.
+Neighbours: `row_lanes` has a row's arithmetic; `moe_kernels.norm_rope` is the contract.
 
 Letters: T tokens, H hidden, N heads, D head_dim, F rotated pairs of a head.
 """
@@ -17,8 +15,8 @@ from numba import prange
 from torch import Tensor
 
 from moe_kernels.cpu.arrays import float32_array, stored_array
-from moe_kernels.cpu.intrinsics import dot_rows, widened
 from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
+from moe_kernels.cpu.row_lanes import norm_columns, turn_columns
 
 SMALL_WORK = 1 << 17
 """Elements below which a second thread costs more than it brings."""
@@ -64,18 +62,8 @@ def norm_part(
     part: Index, parts: int, x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array
 ) -> None:
     rows, hidden = x_TH.shape
-    squares_11 = np.empty((1, 1), np.float32)
-    for row in range(rows * part // parts, rows * (part + 1) // parts):
-        only = x_TH[row : row + 1]
-        dot_rows(1, only, 0, only, 0, squares_11, 0)
-        length = np.sqrt(squares_11[0, 0] / np.float32(hidden) + eps)
-        _scale_row(x_TH[row], length, weight_H, y_TH[row])
-
-
-@compiled
-def _scale_row(x_H: Array, length: np.float32, weight_H: Array, y_H: Array) -> None:
-    for i in range(x_H.size):
-        y_H[i] = x_H[i] / length * widened(weight_H[i])
+    first, last = rows * part // parts, rows * (part + 1) // parts
+    norm_columns(x_TH, first, last, np.int64(0), hidden, weight_H, eps, y_TH)
 
 
 @parallel
@@ -94,19 +82,7 @@ def turn_rows(x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array, threads:
 def _turn_part(
     part: Index, parts: int, x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array
 ) -> None:
-    tokens, heads, _ = x_TND.shape
-    for token in range(tokens * part // parts, tokens * (part + 1) // parts):
-        for head in range(heads):
-            turn_head(x_TND[token, head], cos_TF[token], sin_TF[token], y_TND[token, head])
-
-
-@compiled
-def turn_head(x_D: Array, cos_F: Array, sin_F: Array, y_D: Array) -> None:
-    half = cos_F.size
-    low, high = x_D[:half], x_D[half : 2 * half]
-    for i in range(half):
-        y_D[i] = low[i] * cos_F[i] - high[i] * sin_F[i]
-    for i in range(half):
-        y_D[half + i] = high[i] * cos_F[i] + low[i] * sin_F[i]
-    for i in range(2 * half, x_D.size):
-        y_D[i] = x_D[i]
+    tokens, heads, width = x_TND.shape
+    first, last = tokens * part // parts, tokens * (part + 1) // parts
+    x_TQ = x_TND.reshape((tokens, heads * width))
+    turn_columns(x_TQ, first, last, np.int64(0), cos_TF, sin_TF, y_TND)

@@ -28,6 +28,8 @@ from numba import types
 from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.intrinsics import dot_tile, rounded, widened
 from moe_kernels.cpu.jit import Array, Index, compiled, inner
+from moe_kernels.cpu.lanes import WIDTH, load, load_float, store
+from moe_kernels.cpu.row_lanes import in_bytes, rounded_lanes
 
 ROWS_IN_CACHE = 32
 MOST_TOKENS = 6
@@ -205,11 +207,18 @@ def _past_panel(
 def round_rows(
     inputs_TK: Array, first: Index, last: Index, weights_RK: Array, rounded_TK: Array
 ) -> None:
-    """Rows first:last rounded to what the weights store, as float32."""
+    """Rows first:last rounded to what the weights store, as float32; in place, too."""
+    size = inputs_TK.shape[1]
+    whole = size // WIDTH * WIDTH
     for row in range(first, last):
-        source, target = inputs_TK[row], rounded_TK[row]
-        for k in range(source.size):
-            target[k] = rounded(source[k], weights_RK)
+        # Both may be some columns of an array.
+        source, target = row * inputs_TK.strides[0], row * rounded_TK.strides[0]
+        for k in range(0, whole, WIDTH):
+            values = load(inputs_TK, source + in_bytes(k))
+            store(rounded_TK, target + in_bytes(k), rounded_lanes(values, weights_RK))
+        for k in range(whole, size):
+            value = load_float(inputs_TK, source + in_bytes(k))
+            store(rounded_TK, target + in_bytes(k), rounded(value, weights_RK))
 
 
 @compiled
