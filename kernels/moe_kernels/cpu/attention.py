@@ -16,7 +16,8 @@ A chunk's scores stay in the cache, however long the context. Of a single query 
 threads may take chunks apart, where kv heads alone would leave some idle: then each leaves what
 its chunks came to, and `join_units` joins them in the order in which one thread would have.
 Neighbours: `attention_work` cuts the units, `kv_codes` decodes a block, `attention_products`
-multiplies, `attention_rows` has the softmax, `moe_kernels.paged_attention` has the contract.
+multiplies (`attention_stored` for few rows), `attention_rows` has the softmax,
+`moe_kernels.paged_attention` has the contract.
 
 Letters: T tokens, H query heads, N kv heads, G query heads per kv head, D width of a key, V of a
 value, U units, P partial results.
@@ -40,6 +41,7 @@ from moe_kernels.cpu.attention_chunks import (
 )
 from moe_kernels.cpu.attention_products import STEP, mix_block, score_block
 from moe_kernels.cpu.attention_rows import first_key, put_rows, soften, take_queries
+from moe_kernels.cpu.attention_stored import mix_stored, multiplies_stored, score_stored
 from moe_kernels.cpu.attention_work import (
     CHUNK_TOKENS,
     CHUNKS_END,
@@ -55,15 +57,16 @@ from moe_kernels.cpu.attention_work import (
 )
 from moe_kernels.cpu.jit import Array, compiled, inner, parallel
 from moe_kernels.cpu.kv_codes import (
-    CODE,
     FP32,
     STORED_SIDE,
     VECTOR_WIDTH,
     StoredSide,
     decode_block,
-    head_at,
     prefetch_block,
+    rows_of,
+    side_at,
 )
+from moe_kernels.cpu.lanes import address_of
 
 PREFETCH_BLOCKS = 2
 
@@ -201,68 +204,92 @@ def _attend_unit(
 
 @inner
 def _attend_chunk(
-    key, key_tail, value, unit, start, tables, block_size, window, group,
-    q, q_bytes, scores, score_bytes, decoded, tops, totals, sums, v_bytes,
+    key_side, tail_side, value_side, unit, start, tables, block_size, window, group,
+    q_rows, q_bytes, score_rows, score_bytes, scratch, tops, totals, sum_rows, v_bytes,
 ):  # fmt: skip
     """A row's greatest score, its weights' sum and their sum of values; none where it sees none."""
+    # The caller holds the arrays.
+    key, key_tail, value = side_at(key_side), side_at(tail_side), side_at(value_side)
+    q, scores, decoded = address_of(q_rows), address_of(score_rows), address_of(scratch)
+    sums = address_of(sum_rows)
     position, num_queries = unit[POSITION], unit[NUM_QUERIES]
     first_head, table_start = unit[FIRST_HEAD], unit[TABLE_START]
     num_heads, rows = unit[HEADS_END] - first_head, num_queries * group
     end = min(start + CHUNK_TOKENS, position + num_queries)
-    first_block = max(first_key(position, window), start) // block_size
+    seen_from = first_key(position, window)
+    first_block = max(seen_from, start) // block_size
     end_block = (end - 1) // block_size + 1
     origin = first_block * block_size
-    in_place = key.sizes[CODE] == FP32 and key_tail.sizes[VECTOR_WIDTH] == 0
+    other_row = rows - 1  # 1 or 0, of the two rows at most that a kv head has where `stored`
+
+    stored = rows == group and key_tail.width == 0 and multiplies_stored(key, rows)
+    in_place = key.code == FP32 and key_tail.width == 0
     for place in range(first_block, end_block):
         block = tables[table_start + place]
         ahead = tables[table_start + min(place + PREFETCH_BLOCKS, end_block - 1)]
+        to = scores + (place * block_size - origin) * 4
+        if stored:
+            score_stored(
+                key, block, ahead, first_head, num_heads, block_size, q, rows * q_bytes,
+                other_row * q_bytes, to, rows * score_bytes, other_row * score_bytes,
+            )  # fmt: skip
+            continue
         for head in range(num_heads):
             prefetch_block(key, ahead, first_head + head)
-            keys, at = decoded, np.int64(0)
+            keys = decoded
             if in_place:
-                keys, at = key.data, head_at(key, block, first_head + head)
+                keys = rows_of(key, block, first_head + head)
             else:
-                decode_block(key, block, first_head + head, block_size, decoded, 0, q_bytes)
-            if key_tail.sizes[VECTOR_WIDTH]:
-                behind = key.sizes[VECTOR_WIDTH] * 4
-                decode_block(
-                    key_tail, block, first_head + head, block_size, decoded, behind, q_bytes
-                )
-            to = head * rows * score_bytes + (place * block_size - origin) * 4
+                decode_block(key, block, first_head + head, block_size, decoded, q_bytes)
+            if key_tail.width:
+                behind = decoded + key.width * 4
+                decode_block(key_tail, block, first_head + head, block_size, behind, q_bytes)
             score_block(
-                q, head * rows * q_bytes, rows, keys, at, block_size, q_bytes,
-                scores, to, score_bytes,
+                q + head * rows * q_bytes, rows, keys, block_size, q_bytes,
+                to + head * rows * score_bytes, score_bytes,
             )  # fmt: skip
 
+    # The first values come while the scores become weights.
+    for place in range(first_block, min(first_block + PREFETCH_BLOCKS, end_block)):
+        for head in range(num_heads):
+            prefetch_block(value, tables[table_start + place], first_head + head)
     for row in range(num_heads * rows):
         query = position + row % rows // group
         seen = max(first_key(query, window), start)
         tops[row], totals[row] = soften(
-            scores, row * score_bytes + (seen - origin) * 4, min(query + 1, end) - seen
+            scores + row * score_bytes + (seen - origin) * 4, min(query + 1, end) - seen
         )
 
     # Between these all queries of the tile see every key.
     full_from = first_key(position + num_queries - 1, window)
     full_to = position + 1
-    in_place = value.sizes[CODE] == FP32
+    stored = rows == group and multiplies_stored(value, rows)
     for place in range(first_block, end_block):
         block, begin = tables[table_start + place], place * block_size
         ahead = tables[table_start + min(place + PREFETCH_BLOCKS, end_block - 1)]
+        weights = scores + (begin - origin) * 4
+        if stored:
+            low, high = max(seen_from - begin, 0), min(end - begin, block_size)
+            mix_stored(
+                value, block, ahead, first_head, num_heads, low, high - low, weights + low * 4,
+                rows * score_bytes, other_row * score_bytes, sums, rows * v_bytes,
+                other_row * v_bytes,
+            )  # fmt: skip
+            continue
         in_full = begin >= full_from and begin + block_size <= full_to
         at_once = num_queries if in_full else 1
         for head in range(num_heads):
             prefetch_block(value, ahead, first_head + head)
-            values, at = decoded, np.int64(0)
-            if in_place:
-                values, at = value.data, head_at(value, block, first_head + head)
+            values = decoded
+            if value.code == FP32:
+                values = rows_of(value, block, first_head + head)
             else:
-                decode_block(value, block, first_head + head, block_size, decoded, 0, v_bytes)
-            weights_at = head * rows * score_bytes + (begin - origin) * 4
+                decode_block(value, block, first_head + head, block_size, decoded, v_bytes)
             for query in range(0, num_queries, at_once):
                 low = max(first_key(position + query, window) - begin, 0)
                 high = min(position + query + 1 - begin, block_size)
+                row = head * rows + query * group
                 mix_block(
-                    scores, weights_at + query * group * score_bytes + low * 4, score_bytes,
-                    at_once * group, values, at + low * v_bytes, v_bytes, high - low,
-                    sums, (head * rows + query * group) * v_bytes, v_bytes,
+                    weights + row * score_bytes + low * 4, score_bytes, at_once * group,
+                    values + low * v_bytes, v_bytes, high - low, sums + row * v_bytes, v_bytes,
                 )  # fmt: skip

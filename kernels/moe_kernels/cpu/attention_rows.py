@@ -67,23 +67,23 @@ def take_queries(q_THD, unit, group, scale, sinks_H, center_ND, channel_ND, q, l
 
 
 @inner
-def soften(scores, at, count):
+def soften(scores, count):
     """Turn `count` scores into e^(score − top); their top and their sum."""
     if count <= 0:
         return NO_SCORE, ZERO
-    end = at + count * 4
+    num_bytes = count * 4
     # The last eight may reach past the keys that are seen: nothing is read there later.
-    store(scores, np.int64(end), splat(NO_SCORE))
+    store(scores, num_bytes, splat(NO_SCORE))
     tops = splat(NO_SCORE)
-    for byte in range(at, end, STEP):
-        tops = maximum(load(scores, np.int64(byte)), tops)
+    for byte in range(0, num_bytes, STEP):
+        tops = maximum(load(scores, byte), tops)
     top = largest_of(tops)
     # Of keys that are all infinitely far no weight is a number but 0.
     shift = splat(-top if top != NO_SCORE else ZERO)
     total = splat(ZERO)
-    for byte in range(at, end, STEP):
-        weight = exp_nonpositive(add(load(scores, np.int64(byte)), shift))
-        store(scores, np.int64(byte), weight)
+    for byte in range(0, num_bytes, STEP):
+        weight = exp_nonpositive(add(load(scores, byte), shift))
+        store(scores, byte, weight)
         total = add(total, weight)
     return top, sum_of(total)
 

@@ -6,8 +6,10 @@ that stores the same values. What is decoded is bit for bit what the reference r
 A scale byte, of whichever code, is looked up in a table of 256 float32 steps that has the tensor's
 global scale in it, and the power of two by which `small_floats` reads too small. So an MXFP4
 block whose scale is 2¹¹⁴ or more reads as infinite or NaN.
-Neighbours: `lanes` decodes eight numbers, `attention` reads blocks, `moe_kernels.kv_pages` owns
-the pages.
+A side is a `StoredSide`, arrays, to Python and to whoever holds the memory, and a `SideAt`, nothing
+but numbers, in the loops over blocks (`lanes` says why).
+Neighbours: `lanes` decodes eight numbers, `attention` reads blocks, `attention_stored` multiplies
+them undecoded, `moe_kernels.kv_pages` owns the pages.
 """
 
 # mypy: ignore-errors
@@ -23,15 +25,17 @@ from numba import types
 from moe_kernels.cpu.jit import inner
 from moe_kernels.cpu.lanes import (
     WIDTH,
+    address_of,
     load,
     load_bf16,
+    load_float,
     load_fp16,
     multiply,
     prefetch,
     splat,
     store,
 )
-from moe_kernels.cpu.small_floats import load_e4m3, store_e2m1, store_e4m3
+from moe_kernels.cpu.small_floats import load_e2m1, load_e4m3, step_of, store_e4m3
 from moe_kernels.kv_formats import LatentShape, Side
 from moe_kernels.kv_pages import KvPages, PagePart
 
@@ -139,108 +143,151 @@ def scales_at(side, block, head):
     return sizes[SCALE_FIRST_BYTE] + in_block
 
 
+class SideAt(NamedTuple):
+    """A `StoredSide` as plain numbers, for the loops over blocks."""
+
+    data: int
+    scales: int
+    steps: int
+    """Addresses; head h of block b is at data + b · block_bytes + h · head_bytes."""
+    code: int
+    width: int
+    row_bytes: int
+    head_bytes: int
+    block_bytes: int
+    scale_row_bytes: int
+    scale_head_bytes: int
+    scale_block_bytes: int
+
+
 @inner
-def decode_block(side, block, head, num_tokens, target, target_at, target_row_bytes):
-    """Write a head's first `num_tokens` rows of a block as float32 to `target`."""
-    at = head_at(side, block, head)
-    scale_at = scales_at(side, block, head)
-    if target_row_bytes == side.sizes[VECTOR_WIDTH] * 4:
-        _decode_run(side, at, scale_at, num_tokens, target, target_at)
+def side_at(side):
+    """A caller has to hold the side."""
+    sizes = side.sizes
+    return SideAt(
+        address_of(side.data) + sizes[FIRST_BYTE],
+        address_of(side.scales) + sizes[SCALE_FIRST_BYTE],
+        address_of(side.steps),
+        sizes[CODE],
+        sizes[VECTOR_WIDTH],
+        sizes[ROW_BYTES],
+        sizes[HEAD_BYTES],
+        sizes[BLOCK_BYTES],
+        sizes[SCALE_ROW_BYTES],
+        sizes[SCALE_HEAD_BYTES],
+        sizes[SCALE_BLOCK_BYTES],
+    )
+
+
+@inner
+def rows_of(side, block, head):
+    """The address of a head's rows of a block, in a `SideAt`."""
+    return side.data + block * side.block_bytes + head * side.head_bytes
+
+
+@inner
+def scales_of(side, block, head):
+    return side.scales + block * side.scale_block_bytes + head * side.scale_head_bytes
+
+
+@inner
+def second_scale(side):
+    """How far the scale of E2M1's second sixteen elements lies behind that of the first."""
+    return 1 if side.code == NVFP4 else 0
+
+
+@inner
+def decode_block(side, block, head, num_tokens, target, target_row_bytes):
+    """Write a head's first `num_tokens` rows of a block as float32 to the address `target`."""
+    at, scale_at = rows_of(side, block, head), scales_of(side, block, head)
+    if target_row_bytes == side.width * 4:
+        _decode_run(side, at, scale_at, num_tokens, target)
         return
     for token in range(num_tokens):
-        _decode_run(side, at, scale_at, 1, target, target_at + token * target_row_bytes)
-        at += side.sizes[ROW_BYTES]
-        scale_at += side.sizes[SCALE_ROW_BYTES]
+        _decode_run(side, at, scale_at, 1, target + token * target_row_bytes)
+        at += side.row_bytes
+        scale_at += side.scale_row_bytes
 
 
 @inner
-def _decode_run(side, at, scale_at, num_rows, target, to):
+def _decode_run(side, at, scale_at, num_rows, to):
     """Rows that follow each other on both sides."""
-    code, end = side.sizes[CODE], to + num_rows * side.sizes[VECTOR_WIDTH] * 4
-    if code == NVFP4:
-        num_scales = num_rows * side.sizes[SCALE_ROW_BYTES]
-        _decode_e2m1(side.data, at, side.scales, scale_at, side.steps, num_scales, target, to)
-    elif code == MXFP4:
-        num_scales = num_rows * side.sizes[SCALE_ROW_BYTES]
-        _decode_wide_e2m1(side.data, at, side.scales, scale_at, side.steps, num_scales, target, to)
+    code, end = side.code, to + num_rows * side.width * 4
+    if code == NVFP4 or code == MXFP4:
+        _decode_e2m1(at, scale_at, second_scale(side), side.steps, to, end)
     elif code == BF16:
-        _decode_bf16(side.data, at, target, to, end)
+        _decode_bf16(at, to, end)
     elif code == FP8:
-        _decode_e4m3(side.data, at, side.steps[0], target, to, end)
+        _decode_e4m3(at, load_float(side.steps, 0), to, end)
     elif code == FP16:
-        _decode_fp16(side.data, at, target, to, end)
+        _decode_fp16(at, to, end)
     else:
-        _copy_fp32(side.data, at, target, to, end)
+        _copy_fp32(at, to, end)
 
 
 @inner
-def _decode_e2m1(data, at, scales, scale_at, steps, num_scales, target, to):
-    """Two scales of sixteen elements at a time: their number is even."""
-    for place in range(0, num_scales - 1, 2):
-        first, second = steps[scales[scale_at + place]], steps[scales[scale_at + place + 1]]
-        store_e2m1(data, np.int64(at), target, np.int64(to), first, second)
+def _decode_e2m1(at, scale_at, second, steps, to, end):
+    """Thirty-two elements at a time: rows that follow each other have an even number of scales."""
+    while to < end:
+        first_step, second_step = step_of(steps, scale_at, 0), step_of(steps, scale_at, second)
+        a, b, c, d = load_e2m1(at, 0, first_step, second_step)
+        store(to, 0, a)
+        store(to, 32, b)
+        store(to, 64, c)
+        store(to, 96, d)
         at += 16
+        scale_at += 1 + second
         to += 128
 
 
 @inner
-def _decode_wide_e2m1(data, at, scales, scale_at, steps, num_scales, target, to):
-    """Two times sixteen elements to a scale."""
-    for place in range(num_scales):
-        step = steps[scales[scale_at + place]]
-        store_e2m1(data, np.int64(at), target, np.int64(to), step, step)
-        at += 16
-        to += 128
-
-
-@inner
-def _decode_bf16(data, at, target, to, end):
+def _decode_bf16(at, to, end):
     # Four at a time: the processor would wait for the loop's own instructions otherwise.
     while to + 128 <= end:
-        store(target, np.int64(to), load_bf16(data, np.int64(at)))
-        store(target, np.int64(to + 32), load_bf16(data, np.int64(at + 16)))
-        store(target, np.int64(to + 64), load_bf16(data, np.int64(at + 32)))
-        store(target, np.int64(to + 96), load_bf16(data, np.int64(at + 48)))
+        store(to, 0, load_bf16(at, 0))
+        store(to, 32, load_bf16(at, 16))
+        store(to, 64, load_bf16(at, 32))
+        store(to, 96, load_bf16(at, 48))
         to += 128
         at += 64
     while to < end:
-        store(target, np.int64(to), load_bf16(data, np.int64(at)))
+        store(to, 0, load_bf16(at, 0))
         to += 32
         at += 16
 
 
 @inner
-def _decode_fp16(data, at, target, to, end):
+def _decode_fp16(at, to, end):
     while to < end:
-        store(target, np.int64(to), load_fp16(data, np.int64(at)))
+        store(to, 0, load_fp16(at, 0))
         to += 32
         at += 16
 
 
 @inner
-def _decode_e4m3(data, at, step, target, to, end):
+def _decode_e4m3(at, step, to, end):
     while to + 64 <= end:
-        store_e4m3(data, np.int64(at), target, np.int64(to), step)
+        store_e4m3(at, 0, to, 0, step)
         to += 64
         at += 16
     if to < end:
-        store(target, np.int64(to), multiply(load_e4m3(data, np.int64(at)), splat(step)))
+        store(to, 0, multiply(load_e4m3(at, 0), splat(step)))
 
 
 @inner
-def _copy_fp32(data, at, target, to, end):
+def _copy_fp32(at, to, end):
     while to < end:
-        store(target, np.int64(to), load(data, np.int64(at)))
+        store(to, 0, load(at, 0))
         to += 32
         at += 32
 
 
 @inner
 def prefetch_block(side, block, head):
-    at = head_at(side, block, head)
-    for byte in range(0, side.sizes[HEAD_BYTES], LINE_BYTES):
-        prefetch(side.data, np.int64(at + byte))
-    if side.sizes[SCALE_HEAD_BYTES]:
-        at = scales_at(side, block, head)
-        for byte in range(0, side.sizes[SCALE_HEAD_BYTES], LINE_BYTES):
-            prefetch(side.scales, np.int64(at + byte))
+    at = rows_of(side, block, head)
+    for byte in range(0, side.head_bytes, LINE_BYTES):
+        prefetch(at, byte)
+    if side.scale_head_bytes:
+        at = scales_of(side, block, head)
+        for byte in range(0, side.scale_head_bytes, LINE_BYTES):
+            prefetch(at, byte)

@@ -4,8 +4,11 @@ which order instead of hoping for a vectoriser.
 The operations are LLVM's own vector instructions, named for no processor: on AVX2 a value is one
 register, with AVX-512 or NEON the same program gives the same numbers. Every operation rounds as
 IEEE says and nothing is reassociated; `fma` rounds once.
-Memory is an array of bytes and an offset in bytes, without bounds checks and of any alignment:
-pages of every format, and the scratch they are decoded to, are then one kind of thing.
+Memory is an array of bytes, or an address, and an offset in bytes, without bounds checks and of any
+alignment: pages of every format, and the scratch they are decoded to, are then one kind of thing.
+The loops over keys take addresses. An array handed from function to function is seven numbers and
+two calls that count its references, which is a good part of what multiplying sixteen keys costs;
+but whoever takes an address has to see to it that a caller holds the array.
 Neighbours: `small_floats` decodes what pages store in four and eight bits, `attention_products`
 multiplies and adds.
 """
@@ -45,9 +48,12 @@ def _same(element, value, count=WIDTH):
     return ir.Constant(ir.VectorType(element, count), [ir.Constant(element, value)] * count)
 
 
-def _pointer(context, builder, array_type, array, offset, pointee):
-    data = context.make_array(array_type)(context, builder, array).data
-    start = builder.bitcast(data, _I8.as_pointer())
+def _pointer(context, builder, memory_type, memory, offset, pointee):
+    if isinstance(memory_type, types.Integer):
+        start = builder.inttoptr(memory, _I8.as_pointer())
+    else:
+        data = context.make_array(memory_type)(context, builder, memory).data
+        start = builder.bitcast(data, _I8.as_pointer())
     return builder.bitcast(builder.gep(start, [offset]), pointee.as_pointer())
 
 
@@ -74,6 +80,32 @@ def _call(builder, name, *arguments):
         builder.module, ir.FunctionType(arguments[0].type, kinds), name
     )
     return builder.call(function, arguments)
+
+
+@intrinsic
+def address_of(typing_context, array):
+    """Int64: where the array's first element lies. A caller has to hold the array meanwhile."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, _I64)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def keep_apart(typing_context):
+    """Keep the function in which this is called from being made part of its callers.
+
+    A loop that needs most of the processor's registers is slower by a fifth where it lies among
+    others that want some, too.
+    """
+
+    def generate(context, builder, signature, arguments):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic
@@ -157,31 +189,35 @@ def largest_of(typing_context, a):
 
 
 @intrinsic
-def store_sums(typing_context, memory, offset, a, b, c, d):
-    """`sum_of` each of four, side by side: the same additions, shared by fewer instructions."""
+def store_sums(typing_context, memory, offset, other_offset, a, b, c, d, e, f, g, h):
+    """`sum_of` each of a, b, c, d side by side, and of e, f, g, h at the other offset: the same
+    additions, shared by fewer instructions."""
 
     def generate(context, builder, signature, arguments):
-        array, offset, *vectors = arguments
-
-        def picked(x, y, lanes_of_both):
-            count = len(lanes_of_both)
-            mask = ir.Constant(ir.VectorType(_I32, count), [_I32(lane) for lane in lanes_of_both])
-            return builder.shuffle_vector(x, y, mask)
-
-        fours = [
-            builder.fadd(_slice(builder, each, 0, 4), _slice(builder, each, 4, 4))
-            for each in vectors
-        ]
-        pairs = [
-            builder.fadd(picked(x, y, (0, 1, 4, 5)), picked(x, y, (2, 3, 6, 7)))
-            for x, y in (fours[:2], fours[2:])
-        ]
-        sums = builder.fadd(picked(*pairs, (0, 2, 4, 6)), picked(*pairs, (1, 3, 5, 7)))
-        pointer = _pointer(context, builder, signature.args[0], array, offset, sums.type)
-        builder.store(sums, pointer, align=1)
+        array, *offsets = arguments[:3]
+        vectors = arguments[3:]
+        for apart in (4, 2, 1):
+            half = len(vectors) // 2
+            pairs = zip(vectors[:half], vectors[half:], strict=True)
+            vectors = [_folded(builder, x, y, apart) for x, y in pairs]
+        for place, at in enumerate(offsets):
+            sums = _slice(builder, vectors[0], 4 * place, 4)
+            pointer = _pointer(context, builder, signature.args[0], array, at, sums.type)
+            builder.store(sums, pointer, align=1)
         return context.get_dummy_value()
 
-    return types.void(memory, types.int64, lanes, lanes, lanes, lanes), generate
+    return types.void(memory, types.int64, types.int64, *[lanes] * 8), generate
+
+
+def _folded(builder, x, y, apart):
+    """Sums of lanes that are `apart`: of x where a lane's number lacks that bit, else of y."""
+
+    def picked(flip):
+        picks = [(lane & apart and WIDTH) + (lane ^ flip) for lane in range(WIDTH)]
+        mask = ir.Constant(ir.VectorType(_I32, WIDTH), [_I32(pick) for pick in picks])
+        return builder.shuffle_vector(x, y, mask)
+
+    return builder.fadd(picked(0), picked(apart))
 
 
 _TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)

@@ -20,6 +20,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from moe_kernels.cpu.lanes import (
+    _F32,
     _HALF,
     _I8,
     _I16,
@@ -99,59 +100,73 @@ def store_e4m3(typing_context, memory, offset, target, target_offset, step):
 
 
 @intrinsic
-def store_e2m1(typing_context, memory, offset, target, target_offset, first, second):
-    """Two times sixteen E2M1 of sixteen bytes, low nibble first, the sixteen times 2⁻¹⁴ · `first`
-    and times 2⁻¹⁴ · `second`, as float32 at `target`."""
+def load_e2m1(typing_context, memory, offset, first, second):
+    """Of sixteen bytes, low nibble first, sixteen E2M1 times 2⁻¹⁴ · `first`, then sixteen times
+    2⁻¹⁴ · `second`: four times eight float32."""
 
     def generate(context, builder, signature, arguments):
-        _, _, target, target_offset, first, second = arguments
-        stored = _load(context, builder, signature, arguments, _I8, 2 * WIDTH)
+        *place, first, second = arguments
+        stored = _load(context, builder, signature, place, _I8, 2 * WIDTH)
         decode = _e2m1_by_table if HAS_BYTE_TABLE else _e2m1_by_halves
-        vectors = decode(builder, stored)
         factors = _splat(builder, first), _splat(builder, second)
-        pointer = _pointer(context, builder, signature.args[2], target, target_offset, _LANES)
-        for place, vector in enumerate(vectors):
-            value = builder.fmul(vector, factors[place // 2])
-            builder.store(value, builder.gep(pointer, [_I64(place)]), align=1)
-        return context.get_dummy_value()
+        values = [
+            builder.fmul(vector, factors[part // 2])
+            for part, vector in enumerate(decode(builder, stored))
+        ]
+        return context.make_tuple(builder, signature.return_type, values)
 
-    kinds = (memory, types.int64, target, types.int64, types.float32, types.float32)
-    return types.void(*kinds), generate
+    kinds = (memory, types.int64, types.float32, types.float32)
+    return types.UniTuple(lanes, 4)(*kinds), generate
+
+
+@intrinsic
+def step_of(typing_context, steps, scales, offset):
+    """The float32 of `steps` that the byte at `offset` selects."""
+
+    def generate(context, builder, signature, arguments):
+        steps, *place = arguments
+        scale = builder.load(_pointer(context, builder, signature.args[1], *place, _I8), align=1)
+        offset = builder.shl(builder.zext(scale, _I64), _I64(2))
+        step = _pointer(context, builder, signature.args[0], steps, offset, _F32)
+        return builder.load(step, align=4)
+
+    return types.float32(steps, scales, types.int64), generate
 
 
 def _e2m1_by_table(builder, stored):
     """Four times eight float32 of sixteen bytes: a code's upper two bytes are looked up in two
     tables, one instruction each (AVX2), and the lower two are zero.
 
-    A register's halves are looked up and interleaved by themselves, so the bytes are first put
-    where the interleaving leaves the elements in order.
+    Twelve instructions, because no element crosses a register's middle after the first: there, in
+    each half, a 32-bit number has two bytes that are four apart, a shift puts their upper nibbles
+    above them, and codes e, e + 8, e + 1, e + 9 lie side by side. Looked up they are two numbers of
+    16 bits for each of 32, the lower one of the first vector and the upper one of the second.
     """
 
     def shuffled(x, y, picks):
         mask = ir.Constant(ir.VectorType(_I32, len(picks)), [_I32(pick) for pick in picks])
         return builder.shuffle_vector(x, y, mask)
 
-    def interleaved(x, y, upper):
-        """The lower or upper elements of each half of x and y, one of x and one of y in turn."""
-        half = x.type.count // 2
-        at = [
-            part * half + place + upper * half // 2 for part in (0, 1) for place in range(half // 2)
-        ]
-        return shuffled(x, y, [pick for place in at for pick in (place, x.type.count + place)])
-
-    order = [first + place for first in (0, 2) for place in (0, 1, 4, 5, 8, 9, 12, 13)]
-    wide = builder.zext(shuffled(stored, stored, order), ir.VectorType(_I16, 2 * WIDTH))
-    nibbles = builder.or_(wide, builder.shl(wide, _same(_I16, 4, 2 * WIDTH)))
-    nibbles = builder.and_(nibbles, _same(_I16, 0x0F0F, 2 * WIDTH))
+    zeros = ir.Constant(ir.VectorType(_I8, 2 * WIDTH), None)
+    firsts = [part + group + each for part in (0, 2) for group in (0, WIDTH) for each in (0, 1)]
+    spread = [pick for first in firsts for pick in (first, first + 4, 2 * WIDTH, 2 * WIDTH)]
+    pairs = builder.bitcast(shuffled(stored, zeros, spread), ir.VectorType(_I32, WIDTH))
+    nibbles = builder.or_(pairs, builder.shl(pairs, _same(_I32, 12)))
+    nibbles = builder.and_(nibbles, _same(_I32, 0x0F0F0F0F))
     codes = builder.bitcast(nibbles, ir.VectorType(_I8, 4 * WIDTH))
     lower, upper = (
         _call(builder, "llvm.x86.avx2.pshuf.b", _bytes(table), codes) for table in _E2M1_BYTES
     )
-    zeros = _same(_I16, 0, 2 * WIDTH)
     vectors = []
-    for part in (0, 1):
-        words = builder.bitcast(interleaved(lower, upper, part), ir.VectorType(_I16, 2 * WIDTH))
-        vectors += [builder.bitcast(interleaved(zeros, words, each), _LANES) for each in (0, 1)]
+    for group in (0, WIDTH):
+        at = [half + group + place for half in (0, 2 * WIDTH) for place in range(WIDTH)]
+        both = shuffled(lower, upper, [pick for place in at for pick in (place, place + 4 * WIDTH)])
+        words = builder.bitcast(both, ir.VectorType(_I32, WIDTH))
+        for bits in (
+            builder.shl(words, _same(_I32, 16)),
+            builder.and_(words, _same(_I32, 0xFFFF0000)),
+        ):
+            vectors.append(builder.bitcast(bits, _LANES))
     return vectors
 
 

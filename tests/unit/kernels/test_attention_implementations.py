@@ -144,6 +144,20 @@ def test_a_row_is_bit_equal_in_any_step_on_any_pages(world: World, data: st.Data
         assert torch.equal(out, together[seq][start : start + count])
 
 
+@pytest.mark.parametrize("window", [None, 21])
+@pytest.mark.parametrize("dim", [32, 64, 96])
+@pytest.mark.parametrize("group", [1, 2, 3])
+@pytest.mark.parametrize("name", ["bf16", "nvfp4", "mxfp4", "k8v4"])
+def test_a_query_alone_gets_the_bits_it_gets_in_a_prompt(
+    name: KvFormatName, group: int, dim: int, window: int | None
+) -> None:
+    """Few rows may be multiplied in another way than many."""
+    world = make_world(name, [70], (3, group), dim, window=window)
+    together = world.attend(world.whole)[0]
+    for at in (0, 1, 15, 16, 69):
+        assert torch.equal(world.attend([(0, at, 1)])[0], together[at : at + 1])
+
+
 def permuted(world: World, places: list[int]) -> World:
     """The same sequences with block b at places[b]."""
     at = torch.tensor(places)
