@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,8 +38,7 @@ pass both."""
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class AttentionRows:
+class AttentionRows(NamedTuple):
     """One sequence's share of a step: queries at positions start ≤ p < start + num_tokens."""
 
     start: int
@@ -63,12 +63,15 @@ class RowTable:
 
     def slots(self, block_size: int) -> tuple[Int64s, Int64s]:
         """Position and slot (block * block_size + offset) of every token of the step."""
-        skew_S = self.start_S - self.first_row_S
-        num_tokens = int(self.num_tokens_S.sum())
-        positions_T = np.arange(num_tokens) + np.repeat(skew_S, self.num_tokens_S)
-        tables_T = np.repeat(self.first_block_S, self.num_tokens_S)
-        blocks_T = self.blocks[tables_T + positions_T // block_size]
-        return positions_T, blocks_T * block_size + positions_T % block_size
+        if (self.num_tokens_S == 1).all():
+            positions_T, tables_T = self.start_S.copy(), self.first_block_S
+        else:
+            skew_S = self.start_S - self.first_row_S
+            num_tokens = int(self.num_tokens_S.sum())
+            positions_T = np.arange(num_tokens) + np.repeat(skew_S, self.num_tokens_S)
+            tables_T = np.repeat(self.first_block_S, self.num_tokens_S)
+        nth_T, offsets_T = np.divmod(positions_T, block_size)
+        return positions_T, self.blocks[tables_T + nth_T] * block_size + offsets_T
 
 
 @dataclass(frozen=True)
@@ -150,10 +153,12 @@ def plan_attention(
 
 def _table(rows: Sequence[AttentionRows], block_size: int) -> RowTable:
     """Raises IndexError when a block table is too short."""
-    numbers = np.array(
-        [(row.start, row.num_tokens, len(row.blocks)) for row in rows], dtype=np.int64
-    ).reshape(-1, 3)
-    starts, num_tokens, num_blocks = numbers.T
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    of_starts, of_tokens, tables = columns
+    starts, num_tokens, num_blocks = (
+        np.array(numbers, dtype=np.int64)
+        for numbers in (of_starts, of_tokens, [len(table) for table in tables])
+    )
     short = np.flatnonzero(num_blocks * block_size < starts + num_tokens)
     if len(short):
         at = short[0]
@@ -164,7 +169,7 @@ def _table(rows: Sequence[AttentionRows], block_size: int) -> RowTable:
         first_row_S=np.cumsum(num_tokens) - num_tokens,
         num_blocks_S=num_blocks,
         first_block_S=np.cumsum(num_blocks) - num_blocks,
-        blocks=np.fromiter(chain.from_iterable(row.blocks for row in rows), dtype=np.int64),
+        blocks=np.array(list(chain.from_iterable(tables)), dtype=np.int64),
     )
 
 

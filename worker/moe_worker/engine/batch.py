@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan, AttentionRows, plan_attention
-from moe_worker.engine.logit_rows import rows_of
+from moe_worker.engine.logit_rows import positions_of
 from moe_worker.engine.schedule import Schedule
 
 
@@ -40,16 +42,22 @@ def build_batch(schedule: Schedule, block_size: int, device: str | torch.device 
     sample_rows: list[int] = []
     rows: list[AttentionRows] = []
     for entry in schedule.entries:
-        seq, skew = entry.seq, len(token_ids) - entry.start
-        token_ids += seq.tokens(entry.start, entry.end)
-        rows.append(AttentionRows(entry.start, entry.num_tokens, seq.block_table))
-        sample_rows += [skew + row.position for row in rows_of(entry)]
+        seq, start = entry.seq, entry.start
+        skew = len(token_ids) - start
+        token_ids += seq.tokens(start, entry.end)
+        rows.append(AttentionRows(start, entry.num_tokens, seq.block_table))
+        for position in positions_of(entry):
+            sample_rows.append(skew + position)
     plan = plan_attention(rows, block_size, device)
     positions_T, slots_T = plan.table.slots(block_size)
     return Batch(
-        token_ids_T=torch.tensor(token_ids, dtype=torch.int64, device=device),
-        positions_T=torch.from_numpy(positions_T).to(device),
-        slots_T=torch.from_numpy(slots_T).to(device),
-        sample_rows_B=torch.tensor(sample_rows, dtype=torch.int64, device=device),
+        token_ids_T=_tensor(token_ids, device),
+        positions_T=_tensor(positions_T, device),
+        slots_T=_tensor(slots_T, device),
+        sample_rows_B=_tensor(sample_rows, device),
         attention=plan,
     )
+
+
+def _tensor(numbers: list[int] | npt.NDArray[np.int64], device: str | torch.device) -> Tensor:
+    return torch.from_numpy(np.asarray(numbers, dtype=np.int64)).to(device)

@@ -26,7 +26,7 @@ from moe_worker.engine.observer import Observer
 from moe_worker.engine.preparation import Ready
 from moe_worker.engine.requests import Requests
 from moe_worker.engine.sampler import Undrawable
-from moe_worker.engine.schedule import Schedule, ScheduledSequence
+from moe_worker.engine.schedule import Schedule
 from moe_worker.engine.settings import EngineSettings
 from moe_worker.engine.wave import Wave, conflict
 from moe_worker.expert.migrate import PeerWeights, Staging
@@ -162,7 +162,7 @@ class Group:
         news.clear()
 
     def _agree(self, schedule: Schedule, generation_ready: int, draining: int) -> Agreement:
-        wave, now = self.wave, time.monotonic()
+        wave, now, num_tokens = self.wave, time.monotonic(), schedule.num_tokens
         ballot = Ballot(
             step=self.num_steps,
             generation=self.plan.generation,
@@ -170,8 +170,8 @@ class Group:
             epoch_ready=wave.epoch if wave and wave.complete else 0,
             epoch_abandoned=wave.epoch if wave and wave.is_hopeless(now) else 0,
             generation_ready=generation_ready,
-            num_tokens=schedule.num_tokens,
-            num_rounds=self._dispatcher.num_rounds([schedule.num_tokens]),
+            num_tokens=num_tokens,
+            num_rounds=self._dispatcher.num_rounds([num_tokens]),
             draining=draining,
         )
         # Members come to the first step from different places: the others' old group, a load.
@@ -223,8 +223,7 @@ class Group:
         loaded.layers.commit_step()
         with self._tools.scheduling:
             finished = loaded.scheduler.commit(schedule, tokens)
-        for entry in schedule.entries:
-            self._tell(entry)
+        self._tell(schedule)
         for seq in finished:
             assert seq.finish_reason is not None, "finished sequences say why"
             self._tools.requests.finish(seq.request_id, seq.finish_reason)
@@ -241,13 +240,17 @@ class Group:
         assert self.migration is not None, "a switch leaves its migration behind"
         self.migration = self.migration.model_copy(update={"stall_millis": stall_seconds * 1e3})
 
-    def _tell(self, entry: ScheduledSequence) -> None:
-        requests, request_id = self._tools.requests, entry.seq.request_id
-        draws = self._loaded.runner.draws
-        prompt_logprobs = draws.prompt_logprobs.get(request_id, ())
-        requests.tell_prompt(request_id, prompt_logprobs, done=entry.samples)
-        if entry.samples:
-            requests.tell_tokens(request_id, draws.logprobs.get(request_id))
+    def _tell(self, schedule: Schedule) -> None:
+        requests, draws = self._tools.requests, self._loaded.runner.draws
+        num_told = 0
+        for seq, start, _, samples, _ in schedule.entries:
+            request_id = seq.request_id
+            if start < len(seq.prompt):
+                prompt_logprobs = draws.prompt_logprobs.get(request_id, ())
+                requests.tell_prompt(request_id, prompt_logprobs, done=samples)
+            if samples:
+                num_told += requests.tell_tokens(request_id, draws.logprobs.get(request_id))
+        self._tools.observer.generated(num_told)
 
     def _end_undrawable(self, error: Undrawable) -> None:
         """End the requests that no token can be drawn for; the others' are computed again."""

@@ -8,14 +8,13 @@ Neighbours: `batch` selects these rows, `sampler` reads their logits.
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from moe_worker.engine.schedule import Schedule, ScheduledSequence
 from moe_worker.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class LogitRow:
+class LogitRow(NamedTuple):
     seq: Sequence
     position: int
     """Of the token that is computed; its logits are about the one after it."""
@@ -25,16 +24,19 @@ class LogitRow:
 
 def logit_rows(schedule: Schedule) -> list[LogitRow]:
     """A sequence's rows lie one after another, in order of position."""
-    return [row for entry in schedule.entries for row in rows_of(entry)]
+    return [
+        LogitRow(entry.seq, position, entry.samples and position == entry.end - 1)
+        for entry in schedule.entries
+        for position in positions_of(entry)
+    ]
 
 
-def rows_of(entry: ScheduledSequence) -> Rows[LogitRow]:
+def positions_of(entry: ScheduledSequence) -> Rows[int]:
     """Those of one sequence."""
     seq, end = entry.seq, entry.end
-    drawn = (LogitRow(seq, end - 1, draws=True),) if entry.samples else ()
+    drawn = (end - 1,) if entry.samples else ()
     if seq.params.prompt_logprobs is None:
         return drawn
     # Computed again after a preemption, tokens are not told a second time.
     first = max(entry.start, len(seq.prompt_logprobs))
-    told = range(first, min(end, len(seq.prompt) - 1))
-    return (*(LogitRow(seq, position, draws=False) for position in told), *drawn)
+    return (*range(first, min(end, len(seq.prompt) - 1)), *drawn)

@@ -84,18 +84,19 @@ class Requests:
             self._observer.prompt_computed(len(seq.prompt), seq.num_cached_tokens)
             self._send(request, Prompt(seq.num_cached_tokens, tuple(seq.prompt_logprobs)))
 
-    def tell_tokens(self, request_id: str, logprobs: TokenLogprobs | None = None) -> None:
-        """Send what its sequence has got and the request was not told yet; `logprobs` are those of
-        the newest token."""
+    def tell_tokens(self, request_id: str, logprobs: TokenLogprobs | None = None) -> int:
+        """Send what its sequence has got and the request was not told yet, so many tokens;
+        `logprobs` are those of the newest."""
         request = self._requests.get(request_id)
         if request is None:
-            return
+            return 0
         output = request.seq.output
-        while request.num_told < len(output):
-            index, request.num_told = request.num_told, request.num_told + 1
-            self._observer.generated(1)
-            newest = request.num_told == len(output)
+        first, end = request.num_told, len(output)
+        for index in range(first, end):
+            request.num_told = index + 1
+            newest = request.num_told == end
             self._send(request, Token(output[index], index, logprobs if newest else None))
+        return end - first
 
     def finish(self, request_id: str, reason: FinishReason, message: str | None = None) -> None:
         """The last event of a request; unknown ids are those that were ended before."""

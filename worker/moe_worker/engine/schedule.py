@@ -6,12 +6,12 @@ Neighbours: `scheduler` makes it, `batch` turns it into tensors, `runner` runs i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moe_worker.engine.sequence import Sequence
 
 
-@dataclass(frozen=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     seq: Sequence
     start: int
     """Position of the first token to compute."""

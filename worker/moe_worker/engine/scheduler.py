@@ -137,16 +137,17 @@ class Scheduler:
         alive = {entry.seq.request_id for entry in pending.entries} if pending else set()
         finished = []
         for entry in schedule.entries:
-            if entry.seq.request_id not in alive:
+            seq = entry.seq
+            if seq.request_id not in alive:
                 continue
-            entry.seq.num_computed = entry.end
-            self.tables.record(entry.seq)
+            seq.num_computed = entry.start + entry.num_tokens
+            self.tables.record(seq)
             if entry.samples:
-                self._append(entry.seq, token_by_request[entry.seq.request_id])
-            if entry.seq.finish_reason is not None:
-                self._running.remove(entry.seq)
-                self.tables.release(entry.seq)
-                finished.append(entry.seq)
+                self._append(seq, token_by_request[seq.request_id])
+            if seq.finish_reason is not None:
+                self._running.remove(seq)
+                self.tables.release(seq)
+                finished.append(seq)
         return finished
 
     def check_integrity(self) -> None:
@@ -164,17 +165,25 @@ class Scheduler:
         """One token of every sequence whose prompt is computed; takes blocks, preempts for them."""
         scheduled: list[ScheduledSequence] = []
         for seq in tuple(self._running):
-            if seq.num_tokens - seq.num_computed != 1:
+            num_computed = seq.num_computed
+            if seq.num_tokens - num_computed != 1:
                 continue
             missing = self.tables.num_missing(seq)
-            # The youngest goes first: it is never one that this loop has scheduled already.
-            while missing > self.blocks.num_available and self._running[-1].arrival >= seq.arrival:
-                self._preempt(self._running[-1])
-            if self._running[-1].arrival < seq.arrival:
-                break
-            self.tables.grow(seq)
-            scheduled.append(self._entry(seq, 1))
+            if missing > 0:
+                # The youngest goes first: it is never one that this loop has scheduled already.
+                while missing > self.blocks.num_available and self._youngest >= seq.arrival:
+                    self._preempt(self._running[-1])
+                if self._youngest < seq.arrival:
+                    break  # it had to go itself, like all that come after it
+                self.tables.grow(seq)
+            copy = None if seq.copied_from is None else self.tables.copy_for(seq)
+            scheduled.append(ScheduledSequence(seq, num_computed, 1, True, copy))
         return scheduled
+
+    @property
+    def _youngest(self) -> int:
+        """Arrival of the newest that runs."""
+        return self._running[-1].arrival
 
     def _schedule_prefills(self, budget: int) -> tuple[list[ScheduledSequence], int]:
         """The next piece of the prompt in work. There is at most one: another sequence is admitted

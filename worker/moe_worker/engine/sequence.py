@@ -64,7 +64,6 @@ class Sequence:
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids of positions start ≤ p < end."""
         num_prompt = len(self.prompt)
-        return [
-            *self.prompt[start:end],
-            *self.output[max(0, start - num_prompt) : max(0, end - num_prompt)],
-        ]
+        if start >= num_prompt:
+            return self.output[start - num_prompt : end - num_prompt]
+        return [*self.prompt[start:end], *self.output[: max(0, end - num_prompt)]]
