@@ -8,6 +8,7 @@ that nothing is counted twice.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal
 
 from prometheus_client import CollectorRegistry
@@ -44,9 +45,10 @@ class WorkerMetrics:
         self._prefix_queries = declared.register(declared.PREFIX_CACHE_QUERY_TOKENS, registry)
         self._prefix_hits = declared.register(declared.PREFIX_CACHE_HIT_TOKENS, registry)
         self._generated_tokens = declared.register(declared.GENERATED_TOKENS, registry)
-        self._step = declared.register(declared.STEP_SECONDS, registry)
-        self._exchange = declared.register(declared.EXCHANGE_SECONDS, registry)
-        self._sent = declared.register(declared.EXCHANGE_BYTES, registry)
+        # Found once: these are asked for several times a step.
+        self._step_of = cache(declared.register(declared.STEP_SECONDS, registry).labels)
+        self._exchange_of = cache(declared.register(declared.EXCHANGE_SECONDS, registry).labels)
+        self._sent_to = cache(declared.register(declared.EXCHANGE_BYTES, registry).labels)
         self._migrated = declared.register(declared.MIGRATION_BYTES, registry)
         self._stall = declared.register(declared.SWAP_STALL, registry)
         self._kernels = declared.register(declared.KERNELS_INFO, registry)
@@ -62,13 +64,13 @@ class WorkerMetrics:
         self._warm_up.set(seconds)
 
     def step(self, phase: StepPhase, seconds: float) -> None:
-        self._step.labels(phase).observe(seconds)
+        self._step_of(phase).observe(seconds)
 
     def exchange(self, phase: ExchangePhase, seconds: float) -> None:
-        self._exchange.labels(phase).observe(seconds)
+        self._exchange_of(phase).observe(seconds)
 
     def sent(self, scope: Scope, num_bytes: int) -> None:
-        self._sent.labels(scope).inc(num_bytes)
+        self._sent_to(scope).inc(num_bytes)
 
     def migrated(self, num_bytes: int) -> None:
         self._migrated.inc(num_bytes)
