@@ -42,10 +42,10 @@ def build_batch(schedule: Schedule, block_size: int, device: str | torch.device 
     sample_rows: list[int] = []
     rows: list[AttentionRows] = []
     for entry in schedule.entries:
-        seq, start = entry.seq, entry.start
+        seq, start, num_tokens, _, _ = entry
         skew = len(token_ids) - start
-        token_ids += seq.tokens(start, entry.end)
-        rows.append(AttentionRows(start, entry.num_tokens, seq.block_table))
+        token_ids += seq.tokens(start, start + num_tokens)
+        rows.append(AttentionRows(start, num_tokens, seq.block_table))
         for position in positions_of(entry):
             sample_rows.append(skew + position)
     plan = plan_attention(rows, block_size, device)

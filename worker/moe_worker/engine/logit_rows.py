@@ -24,19 +24,21 @@ class LogitRow(NamedTuple):
 
 def logit_rows(schedule: Schedule) -> list[LogitRow]:
     """A sequence's rows lie one after another, in order of position."""
-    return [
-        LogitRow(entry.seq, position, entry.samples and position == entry.end - 1)
-        for entry in schedule.entries
-        for position in positions_of(entry)
-    ]
+    rows = []
+    for entry in schedule.entries:
+        seq, newest = entry.seq, entry.end - 1 if entry.samples else None
+        for position in positions_of(entry):
+            rows.append(LogitRow(seq, position, position == newest))
+    return rows
 
 
 def positions_of(entry: ScheduledSequence) -> Rows[int]:
     """Those of one sequence."""
-    seq, end = entry.seq, entry.end
-    drawn = (end - 1,) if entry.samples else ()
+    seq, start, num_tokens, samples, _ = entry
+    end = start + num_tokens
+    drawn = (end - 1,) if samples else ()
     if seq.params.prompt_logprobs is None:
         return drawn
     # Computed again after a preemption, tokens are not told a second time.
-    first = max(entry.start, len(seq.prompt_logprobs))
+    first = max(start, len(seq.prompt_logprobs))
     return (*range(first, min(end, len(seq.prompt) - 1)), *drawn)

@@ -79,11 +79,12 @@ def _sample(logits_BV: Tensor, seqs: Rows[Sequence], reasons: dict[str, str]) ->
     """A token of each row; where one cannot be had, all are 0 and `reasons` says why."""
     if not seqs:
         return []
+    params = [seq.params for seq in seqs]
     try:
         tokens: list[int] = sampling.sample(
             logits_BV,
-            [_cut(seq) for seq in seqs],
-            [seq.params.seed for seq in seqs],
+            [Cut(each.temperature, each.top_k, each.top_p, each.min_p) for each in params],
+            [each.seed for each in params],
             [seq.num_tokens for seq in seqs],
         ).tolist()
     except sampling.NonFiniteLogits as error:
@@ -144,8 +145,3 @@ def _logprobs(logits_V: Row, token: int, count: int) -> TokenLogprobs:
     best = sampling.most_probable(logprobs_V, count)
     alternatives = tuple((other, float(logprobs_V[other])) for other in best)
     return TokenLogprobs(token, float(logprobs_V[token]), alternatives)
-
-
-def _cut(seq: Sequence) -> Cut:
-    params = seq.params
-    return Cut(params.temperature, params.top_k, params.top_p, params.min_p)
