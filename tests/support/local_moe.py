@@ -39,6 +39,9 @@ class LocalMoe:
         )
         return out_TH
 
+    def whole(self, *_: object) -> None:
+        """Layer by layer, always."""
+
 
 def _stacked(experts: list[ExpertWeights], arch: ModelSpec) -> Experts:
     def stack(part: str) -> Tensor:

@@ -35,11 +35,18 @@ class Slot:
     """Where callers find the code of `function` for arguments of these numba types.
 
     It returns nothing; its arrays are C-contiguous, its whole numbers int64. The types of its
-    arrays tell it from others of the same name.
+    arrays tell it from others of the same name. A `parallel` one may have `prange` loops.
     """
 
-    def __init__(self, name: str, function: Callable[..., None], kinds: Sequence[Any]) -> None:
-        self._function, self._kinds = function, kinds
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., None],
+        kinds: Sequence[Any],
+        *,
+        parallel: bool = False,
+    ) -> None:
+        self._function, self._kinds, self._parallel = function, kinds, parallel
         self._address = ctypes.c_void_p(None)
         self._code: Any = None
         llvmlite.binding.add_symbol(_symbol(name, kinds), ctypes.addressof(self._address))
@@ -53,6 +60,7 @@ class Slot:
                 code = numba.cfunc(
                     types.void(*self._kinds),
                     cache=CACHE_FOLDER is not None,
+                    parallel=self._parallel,
                     error_model="numpy",
                     boundscheck=False,
                 )(self._function)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
 from moe_kernels.copies import GOLDEN, POINT_BITS, Copies
@@ -21,7 +22,7 @@ _STEP = np.int64(GOLDEN)
 _SHIFT, _MASK = np.int64(64 - POINT_BITS), np.int64((1 << POINT_BITS) - 1)
 
 
-class _Operands(NamedTuple):
+class CopyArrays(NamedTuple):
     physical_EC: Array
     edges_EC: Array
     start_E: Array
@@ -30,30 +31,39 @@ class _Operands(NamedTuple):
 def place_choices(
     ids_TK: Tensor, copies: Copies, sent_E: Tensor, turn: int
 ) -> tuple[Tensor, Tensor, int]:
-    operands: _Operands = copies.derived.get("cpu", partial(_operands, copies))
+    arrays = copy_arrays(copies)
     ids = ids_TK.contiguous().numpy()
-    physical_TK, chosen_E = np.empty_like(ids), np.zeros(len(operands.start_E), np.int64)
-    strangers = place(ids, *operands, sent_E.contiguous().numpy(), turn, physical_TK, chosen_E)
+    physical_TK, chosen_E = np.empty_like(ids), np.zeros(len(arrays.start_E), np.int64)
+    strangers = place(ids, arrays, sent_E.contiguous().numpy(), turn, physical_TK, chosen_E)
     return torch.from_numpy(physical_TK), torch.from_numpy(chosen_E), strangers
 
 
-def _operands(copies: Copies) -> _Operands:
+def copy_arrays(copies: Copies) -> CopyArrays:
+    """As the kernel takes them."""
+    return copies.derived.get("cpu", partial(_copy_arrays, copies))
+
+
+def _copy_arrays(copies: Copies) -> CopyArrays:
     tensors = (copies.physical_EC, copies.edges_EC, copies.start_E)
-    return _Operands(*(tensor.contiguous().numpy() for tensor in tensors))
+    return CopyArrays(*(tensor.contiguous().numpy() for tensor in tensors))
+
+
+_TABLE = types.Array(types.int64, 2, "C")
+COPY_ARRAYS = types.NamedTuple([_TABLE, _TABLE, types.Array(types.int64, 1, "C")], CopyArrays)
+"""Their type to kernels."""
 
 
 @compiled
 def place(
     ids_TK: Array,
-    physical_EC: Array,
-    edges_EC: Array,
-    start_E: Array,
+    copies: CopyArrays,
     sent_E: Array,
     turn: int,
     physical_TK: Array,
     chosen_E: Array,
 ) -> int:
     """Fills the last two, `chosen_E` from zero; returns the number of strangers."""
+    physical_EC, edges_EC, start_E = copies.physical_EC, copies.edges_EC, copies.start_E
     (num_tokens, top_k), (num_experts, num_copies) = ids_TK.shape, physical_EC.shape
     strangers = 0
     for token in range(num_tokens):

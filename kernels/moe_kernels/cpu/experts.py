@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import prange
+from numba import prange, types
 from torch import Tensor
 
-from moe_kernels.activation import Activation
 from moe_kernels.cpu.activation import divide_row, parameters, whole_exponential
-from moe_kernels.cpu.arrays import float32_array, stored_array
+from moe_kernels.cpu.apart import Slot, call_apart
+from moe_kernels.cpu.arrays import UnsupportedDtype, float32_array, stored_array
 from moe_kernels.cpu.grouped_gemm import down_part, up_part
-from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, inner, num_threads
 from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.permute import place_pairs
-from moe_kernels.cpu.product import multiply, round_rows
+from moe_kernels.cpu.product import STORED, multiply, round_rows
 from moe_kernels.experts import Experts
 from moe_kernels.mlp import Mlp
 
@@ -38,8 +38,8 @@ _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _NOTHING_TH = np.empty((0, 0), np.float32)
 
 
-class _Weights(NamedTuple):
-    """Of routed experts as the kernel takes them; biases are empty where there are none."""
+class RoutedArrays(NamedTuple):
+    """Of routed experts; biases are empty where there are none."""
 
     w13_SIH: Array
     w2_SHI: Array
@@ -47,11 +47,29 @@ class _Weights(NamedTuple):
     b2_SH: Array
 
 
-class _Shared(NamedTuple):
+class SharedArrays(NamedTuple):
+    """Of the expert of all tokens; without rows where there is none."""
+
     w13_2JH: Array
     w2_HJ: Array
     gate_1H: Array
     """Without rows where the output has no gate."""
+
+
+class ExpertNumbers(NamedTuple):
+    is_silu: bool
+    limit: float
+    alpha: float
+    multiplier: np.float32
+    """Of what the experts add."""
+
+
+class ExpertArrays(NamedTuple):
+    """A layer's experts as the kernel takes them."""
+
+    routed: RoutedArrays
+    shared: SharedArrays
+    numbers: ExpertNumbers
 
 
 def add_experts(
@@ -64,31 +82,37 @@ def add_experts(
     shared: Mlp | None = None,
     multiplier: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    assert shared is None or shared.act == experts.act, "the contract says so"
-    weights: _Weights = experts.derived.get("cpu", partial(_weights, experts))
-    dense: _Shared = (
-        experts.derived.get("cpu none shared", partial(_none_shared, weights))
-        if shared is None
-        else shared.derived.get("cpu", partial(_shared, shared))
-    )
+    arrays = expert_arrays(experts, shared, multiplier)
     served_S = np.empty(experts.w13_S2IH.shape[0], np.int64)
-    out_TH = _run(
-        onto_TH, x_TH, slots_TK, weights_TK, weights, dense, experts.act, multiplier, served_S
-    )
+    out_TH = _run(onto_TH, x_TH, slots_TK, weights_TK, arrays, served_S)
     return out_TH, torch.from_numpy(served_S)
 
 
 def add_alone(onto_TH: Tensor | None, x_TH: Tensor, network: Mlp, multiplier: float) -> Tensor:
     """A shared expert without routed ones."""
-    dense: _Shared = network.derived.get("cpu", partial(_shared, network))
-    none: _Weights = network.derived.get("cpu none routed", partial(_none_routed, dense))
+    dense: SharedArrays = network.derived.get("cpu", partial(_shared, network))
+    none: RoutedArrays = network.derived.get("cpu none routed", partial(_none_routed, dense))
+    numbers = ExpertNumbers(*parameters(network.act), np.float32(multiplier))
     num_tokens = x_TH.shape[0]
     no_slots_TK = torch.empty((num_tokens, 0), dtype=torch.int64)
     no_weights_TK = torch.empty((num_tokens, 0))
     served_S = np.empty(0, np.int64)
     return _run(
-        onto_TH, x_TH, no_slots_TK, no_weights_TK, none, dense, network.act, multiplier, served_S
+        onto_TH, x_TH, no_slots_TK, no_weights_TK, ExpertArrays(none, dense, numbers), served_S
     )
+
+
+def expert_arrays(experts: Experts, shared: Mlp | None, multiplier: float) -> ExpertArrays:
+    """As the kernel takes them, which is ready to be called."""
+    assert shared is None or shared.act == experts.act, "the contract says so"
+    routed: RoutedArrays = experts.derived.get("cpu", partial(_routed, experts))
+    dense: SharedArrays = (
+        experts.derived.get("cpu none shared", partial(_none_shared, routed))
+        if shared is None
+        else shared.derived.get("cpu", partial(_shared, shared))
+    )
+    numbers = ExpertNumbers(*parameters(experts.act), np.float32(multiplier))
+    return ExpertArrays(routed, dense, numbers)
 
 
 def _run(
@@ -96,79 +120,91 @@ def _run(
     x_TH: Tensor,
     slots_TK: Tensor,
     weights_TK: Tensor,
-    weights: _Weights,
-    dense: _Shared,
-    act: Activation,
-    multiplier: float,
+    arrays: ExpertArrays,
     served_S: Array,
 ) -> Tensor:
-    num_tokens, hidden = x_TH.shape
-    out_TH = torch.empty((num_tokens, hidden))
-    routed = slots_TK.shape[1] * weights.w2_SHI.shape[1]
-    products = num_tokens * 2 * hidden * (routed + dense.w2_HJ.shape[1])
+    out_TH = torch.empty(x_TH.shape)
     add_expert_rows(
         _NOTHING_TH if onto_TH is None else float32_array(onto_TH),
         float32_array(x_TH),
         slots_TK.contiguous().numpy(),
         float32_array(weights_TK),
-        *weights,
-        *dense,
-        *parameters(act),
-        np.float32(multiplier),
+        arrays,
         out_TH.numpy(),
         served_S,
-        1 if products < SMALL_PRODUCT else num_threads(),
+        num_threads(),
     )
     return out_TH
 
 
-def _weights(experts: Experts) -> _Weights:
+def _routed(experts: Experts) -> RoutedArrays:
     w13_SIH, w2_SHI = experts.w13_S2IH.flatten(0, 1), experts.w2_SHI.flatten(0, 1)
     b13, b2 = experts.b13_S2I, experts.b2_SH
-    return _Weights(
-        stored_array(w13_SIH),
-        stored_array(w2_SHI),
-        stored_array(w13_SIH.new_empty(0) if b13 is None else b13.flatten()),
-        stored_array(w2_SHI.new_empty(0) if b2 is None else b2.flatten()),
+    return RoutedArrays(
+        *_alike(
+            w13_SIH,
+            w2_SHI,
+            w13_SIH.new_empty(0) if b13 is None else b13.flatten(),
+            w2_SHI.new_empty(0) if b2 is None else b2.flatten(),
+        )
     )
 
 
-def _shared(network: Mlp) -> _Shared:
+def _shared(network: Mlp) -> SharedArrays:
     gate = network.gate_1H
-    return _Shared(
-        stored_array(network.w13_2IH),
-        stored_array(network.w2_HI),
-        stored_array(network.w2_HI.new_empty((0, 0)) if gate is None else gate),
-    )
+    nothing = network.w2_HI.new_empty((0, 0))
+    return SharedArrays(*_alike(network.w13_2IH, network.w2_HI, nothing if gate is None else gate))
 
 
-def _none_shared(weights: _Weights) -> _Shared:
-    empty = np.empty((0, 0), weights.w13_SIH.dtype)
-    return _Shared(empty, empty, empty)
+def _alike(*tensors: Tensor) -> list[Array]:
+    """Views for the kernel, which is made ready for what they store."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise UnsupportedDtype(f"weights of one network are {names}: must be of one type")
+    arrays = [stored_array(tensor) for tensor in tensors]
+    _KERNELS[arrays[0].dtype].fill()
+    return arrays
 
 
-def _none_routed(dense: _Shared) -> _Weights:
+def _none_shared(routed: RoutedArrays) -> SharedArrays:
+    empty = np.empty((0, 0), routed.w13_SIH.dtype)
+    return SharedArrays(empty, empty, empty)
+
+
+def _none_routed(dense: SharedArrays) -> RoutedArrays:
     empty = np.empty((0, 0), dense.w13_2JH.dtype)
-    return _Weights(empty, empty, empty.reshape(0), empty.reshape(0))
+    return RoutedArrays(empty, empty, empty.reshape(0), empty.reshape(0))
 
 
-@parallel
+@compiled
 def add_expert_rows(
     onto_TH: Array,
     x_TH: Array,
     slots_TK: Array,
     weights_TK: Array,
-    w13_SIH: Array,
-    w2_SHI: Array,
-    b13_SI: Array,
-    b2_SH: Array,
-    w13_2JH: Array,
-    w2_HJ: Array,
-    gate_1H: Array,
-    is_silu: bool,
-    limit: float,
-    alpha: float,
-    multiplier: np.float32,
+    experts: ExpertArrays,
+    out_TH: Array,
+    served_S: Array,
+    threads: int,
+) -> None:
+    """Fills the last two, with up to so many threads; `expert_arrays` comes before. `onto_TH`
+    without rows = nothing is added to."""
+    # A parallel region takes no tuples of tuples.
+    call_apart(
+        "add_experts", onto_TH, x_TH, slots_TK, weights_TK, experts.routed, experts.shared,
+        experts.numbers, out_TH, served_S, threads,
+    )  # fmt: skip
+
+
+def _add_experts(
+    onto_TH: Array,
+    x_TH: Array,
+    slots_TK: Array,
+    weights_TK: Array,
+    routed: RoutedArrays,
+    shared: SharedArrays,
+    numbers: ExpertNumbers,
     out_TH: Array,
     served_S: Array,
     threads: int,
@@ -177,57 +213,98 @@ def add_expert_rows(
     zero = np.int64(0)
     one: Any = np.int64(1)
     num_tokens, hidden = x_TH.shape
+    products = 2 * num_tokens * hidden
+    products *= slots_TK.shape[1] * routed.w2_SHI.shape[1] + shared.w2_HJ.shape[1]
+    if products < SMALL_PRODUCT:
+        threads = one
     order_P, offsets = place_pairs(slots_TK.reshape(-1), served_S.size)
-    place_TK = _places(order_P, offsets, slots_TK.size, served_S)
-    num_pairs, intermediate = order_P.size, w2_SHI.shape[1]
-    x_PH = np.empty((num_pairs, hidden), np.float32)
-    both_P2I = np.empty((num_pairs, 2 * intermediate), np.float32)
-    inner_PI = np.empty((num_pairs, intermediate), np.float32)
-    y_PH = np.empty((num_pairs, hidden), np.float32)
+    num_pairs, intermediate = order_P.size, routed.w2_SHI.shape[1]
     # Without a shared expert its arrays have no rows.
-    num_dense = num_tokens if w2_HJ.size > 0 else 0
-    dense_offsets = np.array([0, num_dense])
-    dense_x_TH = np.empty((num_dense, hidden), np.float32)
-    both_T2J = np.empty((num_dense, 2 * w2_HJ.shape[1]), np.float32)
-    inner_TJ = np.empty((num_dense, w2_HJ.shape[1]), np.float32)
-    dense_y_TH = np.empty((num_dense, hidden), np.float32)
-    logits_T1 = np.empty((num_dense if gate_1H.size > 0 else 0, 1), np.float32)
+    num_dense = num_tokens if shared.w2_HJ.size > 0 else 0
+    num_gated = num_dense if shared.gate_1H.size > 0 else 0
+    rows = _Rows(
+        offsets,
+        np.empty((num_pairs, hidden), np.float32),
+        np.empty((num_pairs, 2 * intermediate), np.float32),
+        np.empty((num_pairs, intermediate), np.float32),
+        np.empty((num_pairs, hidden), np.float32),
+        np.array([0, num_dense]),
+        np.empty((num_dense, hidden), np.float32),
+        np.empty((num_dense, 2 * shared.w2_HJ.shape[1]), np.float32),
+        np.empty((num_dense, shared.w2_HJ.shape[1]), np.float32),
+        np.empty((num_dense, hidden), np.float32),
+        np.empty((num_gated, 1), np.float32),
+        _places(order_P, offsets, slots_TK.size, served_S),
+    )
     if threads == 1 or num_pairs + num_dense < FEW_ROWS:
-        _round_part(zero, one, x_TH, order_P, slots_TK, w13_SIH, x_PH, w13_2JH, dense_x_TH)
+        _round_part(zero, one, x_TH, order_P, slots_TK, routed, shared, rows)
     else:
         for part in prange(threads):
-            _round_part(
-                np.int64(part), threads, x_TH, order_P, slots_TK, w13_SIH, x_PH, w13_2JH,
-                dense_x_TH,
-            )  # fmt: skip
+            _round_part(np.int64(part), threads, x_TH, order_P, slots_TK, routed, shared, rows)
     if threads == 1:
-        _up_both(
-            zero, one, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI,
-            inner_PI, dense_x_TH, dense_offsets, w13_2JH, both_T2J, w2_HJ, inner_TJ, gate_1H,
-            logits_T1,
-        )  # fmt: skip
-        _down_both(
-            zero, one, inner_PI, offsets, w2_SHI, b2_SH, y_PH, inner_TJ, dense_offsets, w2_HJ,
-            dense_y_TH, logits_T1, place_TK, weights_TK, onto_TH, multiplier, out_TH,
-        )  # fmt: skip
+        _up_both(zero, one, routed, shared, numbers, rows)
+        _down_both(zero, one, routed, shared, numbers, rows, weights_TK, onto_TH, out_TH)
     else:
         for part in prange(threads):
-            _up_both(
-                np.int64(part), threads, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha,
-                both_P2I, w2_SHI, inner_PI, dense_x_TH, dense_offsets, w13_2JH, both_T2J, w2_HJ,
-                inner_TJ, gate_1H, logits_T1,
-            )  # fmt: skip
+            _up_both(np.int64(part), threads, routed, shared, numbers, rows)
         for part in prange(threads):
             _down_both(
-                np.int64(part), threads, inner_PI, offsets, w2_SHI, b2_SH, y_PH, inner_TJ,
-                dense_offsets, w2_HJ, dense_y_TH, logits_T1, place_TK, weights_TK, onto_TH,
-                multiplier, out_TH,
-            )  # fmt: skip
+                np.int64(part), threads, routed, shared, numbers, rows, weights_TK, onto_TH, out_TH
+            )
+
+
+class _Rows(NamedTuple):
+    """What the regions leave to each other: of routed experts, then of the shared one."""
+
+    offsets: Array
+    x_PH: Array
+    both_P2I: Array
+    inner_PI: Array
+    y_PH: Array
+    dense_offsets: Array
+    dense_x_TH: Array
+    both_T2J: Array
+    inner_TJ: Array
+    dense_y_TH: Array
+    logits_T1: Array
+    place_TK: Array
+    """The row of each choice, −1 without a slot."""
+
+
+def expert_kind(stored: Any) -> Any:
+    """The type of `ExpertArrays` to kernels, of matrices that store numbers of this type."""
+    matrix, row = types.Array(stored, 2, "C"), types.Array(stored, 1, "C")
+    routed = types.NamedTuple([matrix, matrix, row, row], RoutedArrays)
+    shared = types.NamedTuple([matrix] * 3, SharedArrays)
+    members = [types.boolean, types.float64, types.float64, types.float32]
+    return types.NamedTuple(
+        [routed, shared, types.NamedTuple(members, ExpertNumbers)], ExpertArrays
+    )
+
+
+_FLOATS, _WHOLES = types.Array(types.float32, 2, "C"), types.Array(types.int64, 2, "C")
+_KERNELS = {
+    np.dtype(str(stored)): Slot(
+        "add_experts",
+        _add_experts,
+        [
+            *[_FLOATS] * 2,
+            _WHOLES,
+            _FLOATS,
+            *expert_kind(stored),
+            _FLOATS,
+            types.Array(types.int64, 1, "C"),
+            types.int64,
+        ],
+        parallel=True,
+    )
+    for stored in STORED
+}
 
 
 @compiled
 def _places(order_P: Array, offsets: Array, num_choices: int, served_S: Array) -> Array:
-    """The row of each choice, −1 without a slot; and the rows of each slot."""
+    """The row of each choice; and how many rows each slot gets."""
     for slot in range(served_S.size):
         served_S[slot] = offsets[slot + 1] - offsets[slot]
     place_TK = np.full(num_choices, -1, np.int64)
@@ -236,54 +313,54 @@ def _places(order_P: Array, offsets: Array, num_choices: int, served_S: Array) -
     return place_TK
 
 
-@compiled
+@inner
 def _round_part(
-    part: Index, parts: int, x_TH: Array, order_P: Array, slots_TK: Array, w13_SIH: Array,
-    x_PH: Array, w13_2JH: Array, dense_x_TH: Array,
+    part: Index, parts: int, x_TH: Array, order_P: Array, slots_TK: Array, routed: RoutedArrays,
+    shared: SharedArrays, rows: _Rows,
 ) -> None:  # fmt: skip
     """This part's rows: every pair's, and every token's for the shared expert."""
-    num_pairs, num_dense, top_k = order_P.size, dense_x_TH.shape[0], slots_TK.shape[1]
+    num_pairs, num_dense, top_k = order_P.size, rows.dense_x_TH.shape[0], slots_TK.shape[1]
     zero, one = np.int64(0), np.int64(1)
+    w13_SIH, x_PH = routed.w13_SIH, rows.x_PH
     for row in range(num_pairs * part // parts, num_pairs * (part + 1) // parts):
         token = order_P[row] // top_k
         round_rows(x_TH[token : token + 1], zero, one, w13_SIH, x_PH[row : row + 1])
     first, last = num_dense * part // parts, num_dense * (part + 1) // parts
-    round_rows(x_TH, first, last, w13_2JH, dense_x_TH)
+    round_rows(x_TH, first, last, shared.w13_2JH, rows.dense_x_TH)
 
 
-@compiled
+@inner
 def _up_both(
-    part: Index, parts: int, x_PH: Array, offsets: Array, w13_SIH: Array, b13_SI: Array,
-    is_silu: bool, limit: float, alpha: float, both_P2I: Array, w2_SHI: Array, inner_PI: Array,
-    dense_x_TH: Array, dense_offsets: Array, w13_2JH: Array, both_T2J: Array, w2_HJ: Array,
-    inner_TJ: Array, gate_1H: Array, logits_T1: Array,
+    part: Index, parts: int, routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers,
+    rows: _Rows,
 ) -> None:  # fmt: skip
+    is_silu, limit, alpha = numbers.is_silu, numbers.limit, numbers.alpha
     up_part(
-        part, parts, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI,
-        inner_PI,
+        part, parts, rows.x_PH, rows.offsets, routed.w13_SIH, routed.b13_SI, is_silu, limit, alpha,
+        rows.both_P2I, routed.w2_SHI, rows.inner_PI,
     )  # fmt: skip
-    no_bias = b13_SI[:0]
+    no_bias = routed.b13_SI[:0]
     up_part(
-        part, parts, dense_x_TH, dense_offsets, w13_2JH, no_bias, is_silu, limit, alpha, both_T2J,
-        w2_HJ, inner_TJ,
+        part, parts, rows.dense_x_TH, rows.dense_offsets, shared.w13_2JH, no_bias, is_silu, limit,
+        alpha, rows.both_T2J, shared.w2_HJ, rows.inner_TJ,
     )  # fmt: skip
-    num_gated = logits_T1.shape[0]
+    num_gated = rows.logits_T1.shape[0]
     first, last = num_gated * part // parts, num_gated * (part + 1) // parts
     zero, one = np.int64(0), np.int64(1)
-    multiply(gate_1H, zero, zero, one, dense_x_TH, first, last, logits_T1)
+    multiply(shared.gate_1H, zero, zero, one, rows.dense_x_TH, first, last, rows.logits_T1)
 
 
-@compiled
+@inner
 def _down_both(
-    part: Index, parts: int, inner_PI: Array, offsets: Array, w2_SHI: Array, b2_SH: Array,
-    y_PH: Array, inner_TJ: Array, dense_offsets: Array, w2_HJ: Array, dense_y_TH: Array,
-    logits_T1: Array, place_TK: Array, weights_TK: Array, onto_TH: Array, multiplier: np.float32,
-    out_TH: Array,
+    part: Index, parts: int, routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers,
+    rows: _Rows, weights_TK: Array, onto_TH: Array, out_TH: Array,
 ) -> None:  # fmt: skip
     """This part's columns of the output, from its own columns of the down projections."""
-    no_bias = b2_SH[:0]
-    down_part(part, parts, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
-    down_part(part, parts, inner_TJ, dense_offsets, w2_HJ, no_bias, dense_y_TH)
+    multiplier = numbers.multiplier
+    y_PH, dense_y_TH, logits_T1 = rows.y_PH, rows.dense_y_TH, rows.logits_T1
+    no_bias = routed.b2_SH[:0]
+    down_part(part, parts, rows.inner_PI, rows.offsets, routed.w2_SHI, routed.b2_SH, y_PH)
+    down_part(part, parts, rows.inner_TJ, rows.dense_offsets, shared.w2_HJ, no_bias, dense_y_TH)
     hidden = out_TH.shape[1]
     start, end = hidden * part // parts, hidden * (part + 1) // parts
     top_k = weights_TK.shape[1]
@@ -291,7 +368,7 @@ def _down_both(
         total = out_TH[token, start:end]
         total[:] = _ZERO
         for choice in range(top_k):
-            row, weight = place_TK[token * top_k + choice], weights_TK[token, choice]
+            row, weight = rows.place_TK[token * top_k + choice], weights_TK[token, choice]
             if row >= 0:
                 _add_weighted(y_PH[row, start:end], weight, total)
             else:

@@ -22,6 +22,7 @@ from moe_kernels.cpu.attention_chunks import Partials, partials_for
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.grouped_query_kernel import (
     ATTENTION,
+    ATTENTION_HALVES,
     JOIN,
     NORM,
     NUM_PHASES,
@@ -30,6 +31,7 @@ from moe_kernels.cpu.grouped_query_kernel import (
     ROUND,
     TOKENS,
     CacheArrays,
+    HalfArrays,
     LayerArrays,
     StepArrays,
     attention_half,
@@ -51,27 +53,43 @@ def grouped_query(
     x_TH: Tensor, layer: GroupedQueryLayer, pages: KvPages, step: AttentionStep
 ) -> Tensor:
     """See the contract."""
-    cache = pages.derived.get("cpu grouped query", partial(_cache_arrays, pages))
-    if cache is None or pages.probe.wanted or not len(x_TH):
+    half = None if pages.probe.wanted or not len(x_TH) else half_arrays(layer, pages)
+    if half is None:
         return contract.composed(x_TH, layer, pages, step)
-    arrays = layer.derived.get("cpu", partial(_layer_arrays, layer))
-    threads = num_threads()
-    of_step = step.derived.get(
-        ("cpu", layer.window, layer.num_heads, layer.num_kv_heads, pages.num_blocks, threads),
-        partial(_step_arrays, layer, pages, step, arrays, threads),
-    )
     out_TH = torch.empty(x_TH.shape, dtype=torch.float32)
-    attention_half(float32_array(x_TH), arrays, *cache, *of_step, out_TH.numpy())
+    of_step = step_arrays(layer, pages, step)
+    attention_half(float32_array(x_TH), half, *of_step, out_TH.numpy())
     return out_TH
+
+
+def half_arrays(layer: GroupedQueryLayer, pages: KvPages) -> HalfArrays | None:
+    """None where the kernel has no code for the matrices or the pages."""
+    cache = pages.derived.get("cpu grouped query", partial(_cache_arrays, pages))
+    if cache is None or layer.qkv_QH.dtype != layer.o_HQ.dtype:
+        return None
+    return HalfArrays(layer.derived.get("cpu", partial(_layer_arrays, layer)), *cache)
+
+
+def step_arrays(
+    layer: GroupedQueryLayer, pages: KvPages, step: AttentionStep
+) -> tuple[StepArrays, Partials]:
+    """The same, of one step, for all layers of a model that have the same window."""
+    threads = num_threads()
+    return step.derived.get(
+        ("cpu", layer.window, layer.num_heads, layer.num_kv_heads, pages.num_blocks, threads),
+        partial(_step_arrays, layer, pages, step, threads),
+    )
 
 
 def _layer_arrays(layer: GroupedQueryLayer) -> LayerArrays:
     scale = layer.head_dim**-0.5 if layer.scale is None else layer.scale
     clip = np.inf if layer.clip is None else layer.clip
     sizes = [layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window or 0]
+    qkv_QH = stored_array(layer.qkv_QH)
+    ATTENTION_HALVES[qkv_QH.dtype].fill()
     return LayerArrays(
         _wide(layer.norm_H),
-        stored_array(layer.qkv_QH),
+        qkv_QH,
         stored_array(layer.o_HQ),
         _wide(layer.qkv_bias_Q),
         _wide(layer.o_bias_H),
@@ -114,10 +132,8 @@ def _step_arrays(
     layer: GroupedQueryLayer,
     pages: KvPages,
     step: AttentionStep,
-    arrays: LayerArrays,
     threads: int,
 ) -> tuple[StepArrays, Partials]:
-    """The same for all layers of a model that have the same window."""
     plan = step.plan if layer.window is None else step.plan.windowed(layer.window)
     work = attention_work(plan, layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, threads)
     slots = step.slots_T.contiguous().numpy()
@@ -130,11 +146,11 @@ def _step_arrays(
     num_tokens = len(slots)
     worth_it = np.empty(NUM_PHASES, dtype=bool)
     worth_it[NORM] = worth_it[ROUND] = num_tokens >= FEW_ROWS
-    worth_it[QKV] = num_tokens * arrays.qkv_QH.size >= SMALL_PRODUCT
-    worth_it[TOKENS] = num_tokens * arrays.qkv_QH.shape[0] >= MANY_ELEMENTS
+    worth_it[QKV] = num_tokens * layer.qkv_QH.numel() >= SMALL_PRODUCT
+    worth_it[TOKENS] = num_tokens * layer.qkv_QH.shape[0] >= MANY_ELEMENTS
     worth_it[JOIN] = False
     worth_it[ATTENTION] = len(work.units) > 1
-    worth_it[OUT] = num_tokens * arrays.o_HX.size >= SMALL_PRODUCT
+    worth_it[OUT] = num_tokens * layer.o_HQ.numel() >= SMALL_PRODUCT
     of_step = StepArrays(
         float32_array(step.cos_TF),
         float32_array(step.sin_TF),

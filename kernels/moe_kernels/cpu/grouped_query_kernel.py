@@ -26,14 +26,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import prange
+from numba import prange, types
 
+from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.attention import attend_range
-from moe_kernels.cpu.attention_chunks import Partials, join_units
-from moe_kernels.cpu.jit import Array, inner, parallel
-from moe_kernels.cpu.kv_codes import StoredSide
+from moe_kernels.cpu.attention_chunks import PARTIALS, Partials, join_units
+from moe_kernels.cpu.jit import Array, compiled, inner
+from moe_kernels.cpu.kv_codes import STORED_SIDE, StoredSide
 from moe_kernels.cpu.kv_encode import encode_range
-from moe_kernels.cpu.product import multiply, round_rows
+from moe_kernels.cpu.product import STORED, multiply, round_rows
 from moe_kernels.cpu.row_lanes import (
     copy_columns,
     norm_columns,
@@ -71,6 +72,16 @@ class CacheArrays(NamedTuple):
     """Float32, of keys and of values."""
 
 
+class HalfArrays(NamedTuple):
+    """What the attention half of a layer has of its own."""
+
+    layer: LayerArrays
+    key: StoredSide
+    no_key_tail: StoredSide
+    value: StoredSide
+    cache: CacheArrays
+
+
 class StepArrays(NamedTuple):
     cos_TF: Array
     sin_TF: Array
@@ -95,18 +106,21 @@ class Rows(NamedTuple):
     rounded_TX: Array
 
 
-@parallel
+@compiled
 def attention_half(
-    x_TH: Array,
-    layer: LayerArrays,
-    key: StoredSide,
-    no_key_tail: StoredSide,
-    value: StoredSide,
-    cache: CacheArrays,
-    step: StepArrays,
-    partials: Partials,
-    out_TH: Array,
+    x_TH: Array, half: HalfArrays, step: StepArrays, partials: Partials, out_TH: Array
 ) -> None:
+    """`ATTENTION_HALVES` of what the matrices store is to be filled before the first call."""
+    # A parallel region takes no tuples of tuples.
+    call_apart(
+        "attention_half", x_TH, half.layer, half.key, half.no_key_tail, half.value, half.cache,
+        step, partials, out_TH,
+    )  # fmt: skip
+
+
+def _attention_half(
+    x_TH, layer, key, no_key_tail, value, cache, step, partials, out_TH
+):  # fmt: skip
     num_tokens = x_TH.shape[0]
     heads, kv_heads, width = layer.sizes[0], layer.sizes[1], layer.sizes[2]
     rows = Rows(
@@ -132,6 +146,39 @@ def attention_half(
                     phase, np.int64(part), parts, x_TH, layer, key, no_key_tail, value, cache,
                     step, partials, rows, out_TH,
                 )  # fmt: skip
+
+
+def half_kind(stored):
+    """The type of `HalfArrays` to kernels, of matrices that store numbers of this type."""
+    matrix = types.Array(stored, 2, "C")
+    floats, wholes = types.Array(types.float32, 1, "C"), types.Array(types.int64, 1, "C")
+    layer = [floats, matrix, matrix, *[floats] * 5, wholes, floats]
+    cache = [_NUMBERS, _NUMBERS, wholes, floats]
+    return types.NamedTuple(
+        [
+            types.NamedTuple(layer, LayerArrays),
+            *[STORED_SIDE] * 3,
+            types.NamedTuple(cache, CacheArrays),
+        ],
+        HalfArrays,
+    )
+
+
+_NUMBERS = types.Array(types.float32, 2, "C")
+_WHOLES = types.Array(types.int64, 1, "C")
+STEP_ARRAYS = types.NamedTuple(
+    [*[_NUMBERS] * 2, _WHOLES, types.Array(types.int64, 2, "C"), *[_WHOLES] * 3], StepArrays
+)
+"""Their type to kernels."""
+ATTENTION_HALVES = {
+    np.dtype(str(stored)): Slot(
+        "attention_half",
+        _attention_half,
+        [_NUMBERS, *half_kind(stored), STEP_ARRAYS, PARTIALS, _NUMBERS],
+        parallel=True,
+    )
+    for stored in STORED
+}
 
 
 @inner

@@ -88,9 +88,9 @@ def _slot(stored: Any) -> Slot:
     return Slot("multiply", _multiply, [matrix, *three, activations, *two, activations])
 
 
-_SLOTS = {
-    np.dtype(str(stored)): _slot(stored) for stored in (types.float32, types.uint16, types.int16)
-}
+STORED = (types.float32, types.uint16, types.int16)
+"""What matrices may store, see `arrays`."""
+_SLOTS = {np.dtype(str(stored)): _slot(stored) for stored in STORED}
 
 
 @inner

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from moe_kernels.activation import gated
 from moe_kernels.attention_plan import AttentionRows, plan_attention
@@ -25,13 +26,14 @@ from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.grouped_query import GroupedQueryLayer, grouped_query
 from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_formats import HeadsShape, KvFormat
-from moe_kernels.kv_pages import allocate_pages, append
+from moe_kernels.kv_pages import KvPages, allocate_pages, append
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
 from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
 from moe_kernels.router import RouterSpec
 from moe_kernels.sampling import Cut, sample
+from moe_kernels.stack import Stack, StackLayer, run_stack
 from moe_kernels.warm_up import Needs, Step
 
 _WIDTH = 16
@@ -56,6 +58,12 @@ def _all(needs: Needs) -> list[Step]:
     halves = sorted(needs.grouped_query, key=str)
     routers = sorted(needs.routers, key=str)
     every = sorted(needs.dtypes | needs.routers, key=str)
+    whole = [
+        (dtype, router)
+        for dtype in halves
+        for router in routers
+        if router in (dtype, torch.float32)
+    ]
     return [
         *(Step(f"product {_short(dtype)}", partial(_product, dtype)) for dtype in every),
         Step("kv cache", _append),
@@ -63,6 +71,7 @@ def _all(needs: Needs) -> list[Step]:
         Step("attention", _attention),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
         *(Step(f"router {_short(dtype)}", partial(_route, dtype)) for dtype in routers),
+        *(Step(f"layers {_short(dtype)}", partial(_layers, dtype, gate)) for dtype, gate in whole),
         *(Step(f"dispatch {_short(dtype)}", partial(_dispatch, dtype)) for dtype in dtypes),
         *(Step(f"ends {_short(dtype)}", partial(_ends, dtype)) for dtype in dtypes),
         *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),
@@ -82,19 +91,46 @@ def _product(dtype: torch.dtype) -> None:
 
 def _attention() -> None:
     """Of every format, shape and kind of layer: they are numbers to the kernels, not types."""
-    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), 1, 16)
+    pages = _pages()
     for num_sequences in (1, 2 * torch.get_num_threads()):  # without and with other threads
         plan = plan_attention([AttentionRows(0, 1, [0])] * num_sequences, 16)
         paged_attention(torch.zeros(num_sequences, 1, _WIDTH), pages, plan)
 
 
 def _half(dtype: torch.dtype) -> None:
+    grouped_query(torch.zeros(1, _WIDTH), _attention_layer(dtype), _pages(), _attention_step())
+
+
+def _layers(dtype: torch.dtype, router: torch.dtype) -> None:
+    """Of a rank that is alone."""
+    one = torch.zeros(1, dtype=torch.int64)
+    copies, experts = Copies(one.view(1, 1), one.view(1, 1), one), Experts(*_expert(dtype))
+    layer = StackLayer(_attention_layer(dtype), _pages(), _gate(router), copies, one, experts)
+    run_stack(torch.zeros(1, _WIDTH), Stack((layer,)), _attention_step(), [0])
+
+
+def _attention_layer(dtype: torch.dtype) -> GroupedQueryLayer:
     w = torch.zeros(3 * _WIDTH, _WIDTH, dtype=dtype)
-    layer = GroupedQueryLayer(1, 1, _WIDTH, 1e-6, norm_H=w[0], qkv_QH=w, o_HQ=w[:_WIDTH])
-    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), 1, 16)
+    return GroupedQueryLayer(1, 1, _WIDTH, 1e-6, norm_H=w[0], qkv_QH=w, o_HQ=w[:_WIDTH])
+
+
+def _pages() -> KvPages:
+    return allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), 1, 16)
+
+
+def _attention_step() -> AttentionStep:
     table, plan = torch.zeros(1, _WIDTH // 2), plan_attention([AttentionRows(0, 1, [0])], 16)
-    step = AttentionStep(table, table, torch.zeros(1, dtype=torch.int64), plan)
-    grouped_query(torch.zeros(1, _WIDTH), layer, pages, step)
+    return AttentionStep(table, table, torch.zeros(1, dtype=torch.int64), plan)
+
+
+def _gate(dtype: torch.dtype) -> Gate:
+    gate_EH = torch.zeros(1, _WIDTH, dtype=dtype)
+    return Gate(RouterSpec(1, 1), torch.zeros(_WIDTH), 1e-6, gate_EH)
+
+
+def _expert(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    w13 = torch.zeros(1, 2 * _WIDTH, _WIDTH, dtype=dtype)
+    return w13, w13[:, :_WIDTH]
 
 
 def _append() -> None:
@@ -105,8 +141,7 @@ def _append() -> None:
 
 
 def _experts(dtype: torch.dtype, needs: Needs) -> None:
-    w13 = torch.zeros(1, 2 * _WIDTH, _WIDTH, dtype=dtype)
-    w2 = w13[:, :_WIDTH]
+    w13, w2 = _expert(dtype)
     biases = (w13[:, :, 0], w2[:, :, 0]) if needs.bias else (None, None)
     x, slots = torch.zeros(1, _WIDTH), torch.zeros(1, 1, dtype=torch.int64)
     # Alone a rank calls the one, in a group the other. Both know dense networks as experts.
@@ -116,8 +151,7 @@ def _experts(dtype: torch.dtype, needs: Needs) -> None:
 
 
 def _route(dtype: torch.dtype) -> None:
-    gate_EH = torch.zeros(1, _WIDTH, dtype=dtype)
-    route(torch.zeros(1, _WIDTH), Gate(RouterSpec(1, 1), torch.zeros(_WIDTH), 1e-6, gate_EH))
+    route(torch.zeros(1, _WIDTH), _gate(dtype))
 
 
 def _ends(dtype: torch.dtype) -> None:

@@ -35,7 +35,7 @@ MEANINGS: Mapping[Part, str] = {
     "sampling": "drawing tokens",
     "other kernels": "calls that this table does not know",
 }
-COMPOSED = frozenset(("grouped_query", "gate", "experts", "mlp", "head", "embedding"))
+COMPOSED = frozenset(("stack", "grouped_query", "gate", "experts", "mlp", "head", "embedding"))
 """Operations made of others."""
 OF_OPERATION: Mapping[str, Part] = {
     "paged_attention": "attention",

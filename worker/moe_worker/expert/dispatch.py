@@ -128,6 +128,14 @@ class Dispatcher:
                 f"{expected[0]} agreed tokens, {expected[1]} choices, hidden {self.shape.hidden}"
             )
 
+    def check_tokens(self, x_TH: Tensor, tokens_R: Sequence[int]) -> None:
+        """As `check`, before the choices are made."""
+        if x_TH.shape != (tokens_R[self.exchange.rank], self.shape.hidden):
+            raise ValueError(
+                f"rows {list(x_TH.shape)} do not fit {tokens_R[self.exchange.rank]} agreed tokens, "
+                f"hidden {self.shape.hidden}"
+            )
+
     def outbox(self, peer: int, num_tokens: int, num_rows: int) -> Tensor:
         """The bytes to send."""
         if self.exchange.whole_buffers:

@@ -2,10 +2,11 @@
 
 route → look up slots → dispatch → experts → combine. It is called for every MoE layer in every
 step, with no tokens too: an idle rank serves the others' rows. A rank that is alone has nothing to
-dispatch and computes all of it in one call, with the same numbers.
+dispatch: it computes runs of whole layers in one call, with the same numbers.
 
-Neighbours: `gate` and `experts` of `moe_kernels`, `routing_table`, `dispatch`, `bank`, `load` are
-the parts; the engine begins and ends each step here and replaces the table at a switch.
+Neighbours: `gate`, `experts` and `stack` of `moe_kernels`, `routing_table`, `dispatch`, `bank`,
+`stacks`, `load` are the parts; the engine begins and ends each step here and replaces the table at
+a switch.
 
 Letters: T tokens, P rows of a piece, H hidden, E logical experts, K choices, S slots.
 """
@@ -18,15 +19,20 @@ import torch
 from torch import Tensor
 
 from moe_kernels.activation import SILU, Activation
+from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import Unpacked
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.gate import route
 from moe_kernels.grouped_gemm import expert_mlp
+from moe_kernels.kv_pages import KvPages
 from moe_kernels.mlp import Mlp, mlp
+from moe_kernels.stack import run_stack
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher
 from moe_worker.expert.load import LoadCounters
-from moe_worker.expert.routing_table import RoutingTable
+from moe_worker.expert.routing_table import RoutingTable, turn
+from moe_worker.expert.stacks import Stacks
+from moe_worker.model.layer_run import LayerRun
 from moe_worker.model.second_half import ExpertHalf
 
 _Given = tuple[Tensor | None, Tensor, Tensor, Tensor]
@@ -42,6 +48,7 @@ class ExpertLayers:
             (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
         )
         self._num_steps = 0
+        self._stacks = Stacks()
         self._table: RoutingTable | None = None
         self._dispatcher: Dispatcher | None = None
         self._tokens_R: Sequence[int] = ()
@@ -78,6 +85,30 @@ class ExpertLayers:
             out_TH += mlp(normed_TH, half.shared)
         return x_TH + (out_TH if half.multiplier == 1.0 else out_TH * half.multiplier)
 
+    def whole(
+        self, run: LayerRun, pages_L: tuple[KvPages, ...], x_TH: Tensor, step: AttentionStep
+    ) -> Tensor | None:
+        """All layers of a run in one call, with the same numbers, where this rank is alone and the
+        step fits into one round."""
+        dispatcher, num_tokens, num_layers = self._joined, x_TH.shape[0], len(run.layers)
+        shape = dispatcher.shape
+        if dispatcher.exchange.size > 1 or num_tokens > shape.tokens_per_round:
+            return None
+        dispatcher.check_tokens(x_TH, self._tokens_R)
+        ordinals = range(run.first_ordinal, run.first_ordinal + num_layers)
+        within = slice(ordinals.start, ordinals.stop)
+        experts = [self._experts(ordinal) for ordinal in ordinals]
+        stack = self._stacks.of(
+            run, pages_L, self._in_force.copies_L[within], self._sent_LE[within], experts
+        )
+        turn_L = [turn(ordinal, self._num_steps) for ordinal in ordinals]
+        passed = run_stack(x_TH, stack, step, turn_L)
+        dispatcher.observer.sent("self", num_layers * num_tokens * shape.row_bytes)
+        self._counters.count_run(
+            ordinals.start, passed.chosen_LE, passed.num_strangers, passed.served_LS
+        )
+        return passed.x_TH
+
     def run(self, layer: int, normed_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """The routed experts' sum alone, for choices given (int64 logical ids; −1 and strangers
         add exactly 0)."""
@@ -91,10 +122,14 @@ class ExpertLayers:
         assert self._dispatcher is not None, "the engine joins and switches before the first step"
         return self._dispatcher
 
+    @property
+    def _in_force(self) -> RoutingTable:
+        assert self._table is not None, "the engine joins and switches before the first step"
+        return self._table
+
     def _places(self, layer: int, ids_TK: Tensor) -> Tensor:
         """Physical experts of the choices, which count as routed."""
-        assert self._table is not None, "the engine joins and switches before the first step"
-        physical_TK, tokens_E, num_strangers = self._table.to_physical(
+        physical_TK, tokens_E, num_strangers = self._in_force.to_physical(
             layer, ids_TK, self._sent_LE[layer], self._num_steps
         )
         self._counters.count_routed(layer, tokens_E, num_strangers)

@@ -42,6 +42,15 @@ class LoadCounters:
     def count_served(self, layer: int, tokens_S: Tensor) -> None:
         self._draft_served[layer, : len(tokens_S)] += tokens_S.cpu().numpy()
 
+    def count_run(
+        self, first_layer: int, routed_LE: Tensor, num_invalid: int, served_LS: Tensor
+    ) -> None:
+        """Of neighbouring layers at once."""
+        layers = slice(first_layer, first_layer + len(routed_LE))
+        self._draft_routed[layers] += routed_LE.cpu().numpy()
+        self._draft_invalid += num_invalid
+        self._draft_served[layers, : served_LS.shape[1]] += served_LS.cpu().numpy()
+
     def commit(self) -> None:
         with self._lock:
             self._routed_LE += self.draft_routed_LE

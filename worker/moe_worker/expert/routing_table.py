@@ -122,7 +122,7 @@ class RoutingTable:
             sent_E: int64 [E], tokens this rank has sent to each expert of the layer before.
             step: number of the step, for the turn by which places in the batch get their points.
         """
-        return place_choices(ids_TK, self.copies_L[layer], sent_E, _turn(layer, step))
+        return place_choices(ids_TK, self.copies_L[layer], sent_E, turn(layer, step))
 
 
 def check_covered(slots_LRS: SlotsLRS, num_experts: int) -> None:
@@ -162,7 +162,7 @@ def _starts(num_layers: int, num_experts: int, member: int) -> npt.NDArray[np.in
     return np.asarray(starts, dtype=np.uint64).astype(np.int64).reshape(num_layers, num_experts)
 
 
-def _turn(layer: int, step: int) -> int:
+def turn(layer: int, step: int) -> int:
     """A number of up to 62 bits, another one in each step and layer."""
     return _scattered((step << 12) + layer) >> 2
 

@@ -24,7 +24,7 @@ class GroupedQueryAttention:
     ) -> None:
         attention = spec.grouped_query
         has_norms = attention.qk_norm != "none"
-        self._layer = GroupedQueryLayer(
+        self.layer = GroupedQueryLayer(
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
@@ -44,7 +44,7 @@ class GroupedQueryAttention:
         )
 
     def __call__(self, x_TH: Tensor, pages: KvPages, step: AttentionStep, /) -> Tensor:
-        return grouped_query(x_TH, self._layer, pages, step)
+        return grouped_query(x_TH, self.layer, pages, step)
 
 
 def _wide(bias: Tensor | None) -> Tensor | None:

@@ -22,6 +22,7 @@ from moe_kernels.kv_pages import KvPages
 from moe_kernels.norm_rope import rope_table
 from moe_worker.model import rope
 from moe_worker.model.attention_kinds import build_attention
+from moe_worker.model.layer_run import LayerRun, runs_of
 from moe_worker.model.second_half import ExpertHalf, build_second_half
 from moe_worker.model.spec import ModelSpec
 from moe_worker.model.weights import SharedWeights
@@ -30,6 +31,13 @@ from moe_worker.model.weights import SharedWeights
 class Moe(Protocol):
     def __call__(self, ordinal: int, x_TH: Tensor, half: ExpertHalf, /) -> Tensor:
         """The half of MoE layer number `ordinal` (counting MoE layers), float32 [T, H]."""
+        ...
+
+    def whole(
+        self, run: LayerRun, pages_L: tuple[KvPages, ...], x_TH: Tensor, step: AttentionStep, /
+    ) -> Tensor | None:
+        """All of a run's layers at once, of the model's pages; None, and nothing done, where other
+        ranks take part or the step is too large."""
         ...
 
 
@@ -75,6 +83,9 @@ class Transformer:
         self._embedding = Embedding(shared.embedding_VH, multipliers.embedding)
         self._head = Head(shared.norm_H, arch.rms_eps, shared.lm_head_VH, multipliers.logits)
         self._second_halves = [build_second_half(arch, weights) for weights in shared.layers]
+        self._ordinals = {number: ordinal for ordinal, number in enumerate(arch.moe_layers)}
+        runs = runs_of(self._attentions, self._second_halves)
+        self._runs = {run.first_layer: run for run in runs}
 
     def forward(self, batch: Step, cache: Cache, moe: Moe) -> Tensor:
         """Logits float32 [B, V] of the batch's sampled rows; writes the batch's keys and values."""
@@ -85,13 +96,22 @@ class Transformer:
             batch.slots_T,
             batch.attention,
         )
-        ordinal = 0
-        halves = zip(self._attentions, cache.layers, self._second_halves, strict=True)
-        for attention, pages, half in halves:
-            x_TH = attention(x_TH, pages, step)
-            if isinstance(half, ExpertHalf):
-                x_TH = moe(ordinal, x_TH, half)
-                ordinal += 1
+        number = 0
+        while number < self.arch.num_layers:
+            run = self._runs.get(number)
+            whole_TH = None if run is None else moe.whole(run, cache.layers, x_TH, step)
+            if run is None or whole_TH is None:
+                x_TH = self._layer(number, x_TH, cache.layers[number], step, moe)
+                number += 1
             else:
-                x_TH = half(x_TH)
+                x_TH, number = whole_TH, run.end_layer
         return head_logits(x_TH, batch.sample_rows_B, self._head)
+
+    def _layer(
+        self, number: int, x_TH: Tensor, pages: KvPages, step: AttentionStep, moe: Moe
+    ) -> Tensor:
+        x_TH = self._attentions[number](x_TH, pages, step)
+        half = self._second_halves[number]
+        if isinstance(half, ExpertHalf):
+            return moe(self._ordinals[number], x_TH, half)
+        return half(x_TH)
