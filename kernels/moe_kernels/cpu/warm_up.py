@@ -71,7 +71,10 @@ def _all(needs: Needs) -> list[Step]:
         Step("attention", _attention),
         *(Step(f"experts {_short(dtype)}", partial(_experts, dtype, needs)) for dtype in dtypes),
         *(Step(f"router {_short(dtype)}", partial(_route, dtype)) for dtype in routers),
-        *(Step(f"layers {_short(dtype)}", partial(_layers, dtype, gate)) for dtype, gate in whole),
+        *(
+            Step(f"layers {_short(dtype)}, gates {_short(gate)}", partial(_layers, dtype, gate))
+            for dtype, gate in whole
+        ),
         *(Step(f"dispatch {_short(dtype)}", partial(_dispatch, dtype)) for dtype in dtypes),
         *(Step(f"ends {_short(dtype)}", partial(_ends, dtype)) for dtype in dtypes),
         *(Step(f"linear {_short(dtype)}", partial(_linear, dtype)) for dtype in dtypes),

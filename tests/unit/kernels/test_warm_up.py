@@ -28,6 +28,7 @@ from moe_kernels.paged_attention import paged_attention
 from moe_kernels.permute import sort_by_slot
 from moe_kernels.router import RouterSpec
 from moe_kernels.sampling import Cut, sample
+from moe_kernels.stack import Stack, StackLayer, run_stack
 from moe_kernels.warm_up import EVERY_NEED, Needs, warm_up, warm_up_steps
 from moe_worker.engine.kernel_needs import kernel_needs
 from moe_worker.model.config import load_architecture
@@ -93,7 +94,17 @@ def an_attention_half(tokens: int) -> None:
     angles = torch.ones(tokens, width // 4)
     plan = plan_attention([AttentionRows(0, tokens, range(40))], 16)
     step = AttentionStep(angles, angles, torch.arange(tokens), plan)
-    grouped_query(torch.ones(tokens, heads * width), layer, pages, step)
+    x = torch.ones(tokens, heads * width)
+    grouped_query(x, layer, pages, step)
+    wide = torch.ones(2, 2 * len(w[0]), len(w[0]), dtype=BF16)
+    experts = Experts(wide, wide[:, : len(w[0])].contiguous(), NEEDS.act, wide[..., 0], wide[:, 0])
+    none = torch.zeros(2, dtype=torch.int64)
+    copies = Copies(none[:, None], none[:, None] + (1 << 32), none)
+    for router in (BF16, torch.float32):
+        gate = Gate(RouterSpec(2, 1), w[0], 1e-6, w[:2].to(router), vectors[0, :2], None)
+        run_stack(
+            x, Stack((StackLayer(layer, pages, gate, copies, none, experts),)), step, [1 << 60]
+        )
 
 
 def test_nothing_is_left_to_compile_in_a_step() -> None:
@@ -102,6 +113,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         copies,
         dispatch,
         experts,
+        frozen,
         gate,
         grouped_gemm,
         grouped_query_kernel,
@@ -111,6 +123,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         norm_rope,
         permute,
         sampling,
+        stack,
     )
 
     kernels = [
@@ -120,6 +133,8 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         experts.add_expert_rows,
         gate.route_rows,
         copies.place,
+        stack.run_layers,
+        frozen._write,
         head.widen_rows,
         head.head_rows,
         norm_rope.norm_rows,
