@@ -1,10 +1,12 @@
-"""The experts' half of a layer in one compiled call, with two parallel regions.
+"""The experts' half of a layer in one compiled call, in three phases.
 
-In the first, threads share the columns of the gate and up projections and their activation, in the
-second those of the down projection; a thread then adds up its own columns of every token, so that
-nobody waits a third time. An expert shared by all tokens goes along with the routed ones, and a
-dense layer is a shared expert alone. All parts are the compiled functions that the single
-operations run, so that the numbers are theirs.
+  ROUND  rows of the chosen experts, rounded to what the weights store;
+  UP     threads share the columns of the gate and up projections and their activation;
+  DOWN   they share those of the down projection, and a thread then adds up its own columns of
+         every token, so that nobody waits once more.
+An expert shared by all tokens goes along with the routed ones, and a dense layer is a shared expert
+alone. All parts are the compiled functions that the single operations run, so that the numbers are
+theirs.
 Neighbours: `moe_kernels.experts` is the contract; `grouped_gemm` and `permute` are the parts.
 
 Letters: T tokens, K choices a token, P pairs with a slot, S slots, H hidden, I expert intermediate,
@@ -34,6 +36,8 @@ from moe_kernels.mlp import Mlp
 
 FEW_ROWS = 32
 """Rows that one thread rounds sooner than two would meet."""
+_ROUND, _UP, _DOWN = range(3)
+_NUM_PHASES = 3
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _NOTHING_TH = np.empty((0, 0), np.float32)
 
@@ -163,7 +167,8 @@ def _alike(*tensors: Tensor) -> list[Array]:
         names = ", ".join(sorted(map(str, dtypes)))
         raise UnsupportedDtype(f"weights of one network are {names}: must be of one type")
     arrays = [stored_array(tensor) for tensor in tensors]
-    _KERNELS[arrays[0].dtype].fill()
+    for slot in _SLOTS[arrays[0].dtype]:
+        slot.fill()
     return arrays
 
 
@@ -236,21 +241,44 @@ def _add_experts(
         np.empty((num_gated, 1), np.float32),
         _places(order_P, offsets, slots_TK.size, served_S),
     )
-    if threads == 1 or num_pairs + num_dense < FEW_ROWS:
-        _round_part(zero, one, x_TH, order_P, slots_TK, routed, shared, rows)
+    for phase in range(_NUM_PHASES):
+        alone = threads == 1 or (phase == _ROUND and num_pairs + num_dense < FEW_ROWS)
+        if alone:
+            _run_part(
+                phase, zero, one, x_TH, order_P, slots_TK, routed, shared, numbers, rows,
+                weights_TK, onto_TH, out_TH,
+            )  # fmt: skip
+        else:
+            for part in prange(threads):
+                _run_part(
+                    phase, np.int64(part), threads, x_TH, order_P, slots_TK, routed, shared,
+                    numbers, rows, weights_TK, onto_TH, out_TH,
+                )  # fmt: skip
+
+
+@inner
+def _run_part(
+    phase: Index, part: Index, parts: int, x_TH: Array, order_P: Array, slots_TK: Array,
+    routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers, rows: _Rows,
+    weights_TK: Array, onto_TH: Array, out_TH: Array,
+) -> None:  # fmt: skip
+    call_apart(
+        "experts_part", phase, part, parts, x_TH, order_P, slots_TK, routed, shared, numbers, rows,
+        weights_TK, onto_TH, out_TH,
+    )  # fmt: skip
+
+
+def _part(
+    phase: Index, part: Index, parts: int, x_TH: Array, order_P: Array, slots_TK: Array,
+    routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers, rows: _Rows,
+    weights_TK: Array, onto_TH: Array, out_TH: Array,
+) -> None:  # fmt: skip
+    if phase == _ROUND:
+        _round_part(part, parts, x_TH, order_P, slots_TK, routed, shared, rows)
+    elif phase == _UP:
+        _up_both(part, parts, routed, shared, numbers, rows)
     else:
-        for part in prange(threads):
-            _round_part(np.int64(part), threads, x_TH, order_P, slots_TK, routed, shared, rows)
-    if threads == 1:
-        _up_both(zero, one, routed, shared, numbers, rows)
-        _down_both(zero, one, routed, shared, numbers, rows, weights_TK, onto_TH, out_TH)
-    else:
-        for part in prange(threads):
-            _up_both(np.int64(part), threads, routed, shared, numbers, rows)
-        for part in prange(threads):
-            _down_both(
-                np.int64(part), threads, routed, shared, numbers, rows, weights_TK, onto_TH, out_TH
-            )
+        _down_both(part, parts, routed, shared, numbers, rows, weights_TK, onto_TH, out_TH)
 
 
 class _Rows(NamedTuple):
@@ -282,24 +310,23 @@ def expert_kind(stored: Any) -> Any:
     )
 
 
-_FLOATS, _WHOLES = types.Array(types.float32, 2, "C"), types.Array(types.int64, 2, "C")
-_KERNELS = {
-    np.dtype(str(stored)): Slot(
-        "add_experts",
-        _add_experts,
-        [
-            *[_FLOATS] * 2,
-            _WHOLES,
-            _FLOATS,
-            *expert_kind(stored),
-            _FLOATS,
-            types.Array(types.int64, 1, "C"),
-            types.int64,
-        ],
-        parallel=True,
+_FLOATS, _TABLE = types.Array(types.float32, 2, "C"), types.Array(types.int64, 2, "C")
+_LIST = types.Array(types.int64, 1, "C")
+_ROWS = types.NamedTuple([_LIST, *[_FLOATS] * 4, _LIST, *[_FLOATS] * 5, _LIST], _Rows)
+
+
+def _slots(stored: Any) -> tuple[Slot, Slot]:
+    """A part of a phase, and all of them."""
+    experts, whole = expert_kind(stored), types.int64
+    given = [*experts, _ROWS, *[_FLOATS] * 3]
+    part = Slot("experts_part", _part, [*[whole] * 3, _FLOATS, _LIST, _TABLE, *given])
+    rows = [*[_FLOATS] * 2, _TABLE, _FLOATS]
+    return part, Slot(
+        "add_experts", _add_experts, [*rows, *experts, _FLOATS, _LIST, whole], parallel=True
     )
-    for stored in STORED
-}
+
+
+_SLOTS = {np.dtype(str(stored)): _slots(stored) for stored in STORED}
 
 
 @compiled

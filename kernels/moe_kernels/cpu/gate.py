@@ -24,7 +24,7 @@ from moe_kernels.cpu.jit import Array, Index, compiled, inner, num_threads
 from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.norm_rope import norm_part
 from moe_kernels.cpu.product import STORED, multiply, round_rows
-from moe_kernels.cpu.router import NO_BIAS, choose_rows, router_numbers
+from moe_kernels.cpu.router import CHOOSING, NO_BIAS, choose_rows, router_numbers
 from moe_kernels.gate import Gate
 from moe_kernels.router import check_fit
 
@@ -76,6 +76,7 @@ def _gate_arrays(gate: Gate) -> GateArrays:
         return NO_BIAS if values_E is None else float32_array(values_E.to(torch.float32))
 
     gate_EH = stored_array(gate.gate_EH)
+    CHOOSING.fill()
     _ROUTES[gate_EH.dtype].fill()
     return GateArrays(
         float32_array(gate.norm_H.to(torch.float32)),

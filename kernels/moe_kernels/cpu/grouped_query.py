@@ -22,7 +22,6 @@ from moe_kernels.cpu.attention_chunks import Partials, partials_for
 from moe_kernels.cpu.attention_work import attention_work
 from moe_kernels.cpu.grouped_query_kernel import (
     ATTENTION,
-    ATTENTION_HALVES,
     JOIN,
     NORM,
     NUM_PHASES,
@@ -35,6 +34,7 @@ from moe_kernels.cpu.grouped_query_kernel import (
     LayerArrays,
     StepArrays,
     attention_half,
+    fill_slots,
 )
 from moe_kernels.cpu.jit import Array, num_threads
 from moe_kernels.cpu.kv_codes import StoredSide, no_side, readable, stored_sides
@@ -86,7 +86,7 @@ def _layer_arrays(layer: GroupedQueryLayer) -> LayerArrays:
     clip = np.inf if layer.clip is None else layer.clip
     sizes = [layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window or 0]
     qkv_QH = stored_array(layer.qkv_QH)
-    ATTENTION_HALVES[qkv_QH.dtype].fill()
+    fill_slots(qkv_QH.dtype)
     return LayerArrays(
         _wide(layer.norm_H),
         qkv_QH,

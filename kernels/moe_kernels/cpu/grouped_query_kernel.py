@@ -110,7 +110,7 @@ class Rows(NamedTuple):
 def attention_half(
     x_TH: Array, half: HalfArrays, step: StepArrays, partials: Partials, out_TH: Array
 ) -> None:
-    """`ATTENTION_HALVES` of what the matrices store is to be filled before the first call."""
+    """`fill_slots` of what the matrices store comes before the first call."""
     # A parallel region takes no tuples of tuples.
     call_apart(
         "attention_half", x_TH, half.layer, half.key, half.no_key_tail, half.value, half.cache,
@@ -170,19 +170,19 @@ STEP_ARRAYS = types.NamedTuple(
     [*[_NUMBERS] * 2, _WHOLES, types.Array(types.int64, 2, "C"), *[_WHOLES] * 3], StepArrays
 )
 """Their type to kernels."""
-ATTENTION_HALVES = {
-    np.dtype(str(stored)): Slot(
-        "attention_half",
-        _attention_half,
-        [_NUMBERS, *half_kind(stored), STEP_ARRAYS, PARTIALS, _NUMBERS],
-        parallel=True,
-    )
-    for stored in STORED
-}
 
 
 @inner
 def run_part(
+    phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step, partials, rows, out_TH
+):  # fmt: skip
+    call_apart(
+        "attention_part", phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step,
+        partials, rows, out_TH,
+    )  # fmt: skip
+
+
+def _part(
     phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step, partials, rows, out_TH
 ):  # fmt: skip
     if phase == NORM:
@@ -291,3 +291,25 @@ def _add_residual(start, end, x_TH, layer, out_TH):
                 out[each] *= layer.numbers[3]
         for each in range(len(out)):
             out[each] = x[each] + out[each]
+
+
+_HEADS = types.Array(types.float32, 3, "C")
+_ROWS = types.NamedTuple([*[_NUMBERS] * 2, *[_HEADS] * 4, _NUMBERS], Rows)
+
+
+def _slots(stored):
+    """A part of a phase, and all of them."""
+    given = [*half_kind(stored), STEP_ARRAYS, PARTIALS]
+    part = [*[types.int64] * 3, _NUMBERS, *given, _ROWS, _NUMBERS]
+    return Slot("attention_part", _part, part), Slot(
+        "attention_half", _attention_half, [_NUMBERS, *given, _NUMBERS], parallel=True
+    )
+
+
+_SLOTS = {np.dtype(str(stored)): _slots(stored) for stored in STORED}
+
+
+def fill_slots(stored: np.dtype) -> None:
+    """Make `attention_half` ready for matrices of this dtype."""
+    for slot in _SLOTS[stored]:
+        slot.fill()

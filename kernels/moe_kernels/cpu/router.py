@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numba import types
 from torch import Tensor
 
 from moe_kernels.cpu.activation import whole_exponential
+from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.arrays import float32_array
 from moe_kernels.cpu.jit import Array, Index, compiled
 from moe_kernels.router import RouterSpec, check_fit
@@ -57,6 +59,7 @@ def choose_experts(
     logits_TE: Tensor, spec: RouterSpec, selection_bias_E: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     check_fit(logits_TE.shape[1], spec, selection_bias_E)
+    CHOOSING.fill()
     ids_TK = torch.empty((logits_TE.shape[0], spec.top_k), dtype=torch.int64)
     weights_TK = torch.empty(ids_TK.shape, dtype=torch.float32)
     choose_rows(
@@ -87,7 +90,31 @@ def choose_rows(
     ids_TK: Array,
     weights_TK: Array,
 ) -> None:
-    """Rows first:last of `ids_TK` and `weights_TK`; the bias is empty where there is none."""
+    """Rows first:last of `ids_TK` and `weights_TK`; the bias is empty where there is none.
+
+    `CHOOSING.fill()` comes before the first call.
+    """
+    call_apart(
+        "choose", logits_TE, bias_E, score, num_groups, keep, two_best, renorm, epsilon, scale,
+        first, last, ids_TK, weights_TK,
+    )  # fmt: skip
+
+
+def _choose(
+    logits_TE: Array,
+    bias_E: Array,
+    score: int,
+    num_groups: int,
+    keep: int,
+    two_best: bool,
+    renorm: bool,
+    epsilon: np.float32,
+    scale: np.float32,
+    first: Index,
+    last: Index,
+    ids_TK: Array,
+    weights_TK: Array,
+) -> None:
     scores_E, ranking_E = np.empty_like(logits_TE[0]), np.empty_like(logits_TE[0])
     group_scores_G, kept_G = np.empty(num_groups, np.float32), np.empty(keep, np.int64)
     for row in range(first, last):
@@ -100,6 +127,22 @@ def choose_rows(
             _drop_groups(ranking_E, two_best, group_scores_G, kept_G)
         _take_best(ranking_E, ids_TK[row])
         _weigh(scores_E, ids_TK[row], score, renorm, epsilon, scale, weights_TK[row])
+
+
+_NUMBERS = [*[types.int64] * 3, *[types.boolean] * 2, *[types.float32] * 2]
+_ROWS = types.Array(types.float32, 2, "C")
+CHOOSING = Slot(
+    "choose",
+    _choose,
+    [
+        _ROWS,
+        types.Array(types.float32, 1, "C"),
+        *_NUMBERS,
+        *[types.int64] * 2,
+        types.Array(types.int64, 2, "C"),
+        _ROWS,
+    ],
+)
 
 
 @compiled
