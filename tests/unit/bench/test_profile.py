@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from moe_kernels import implementation
 from moe_kernels.implementation import Call
@@ -15,7 +17,9 @@ from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm
 from moe_worker import bench
 from moe_worker.bench import profile
-from moe_worker.bench.parts import Watch, mean_of, part_of, parts_by_weights
+from moe_worker.bench.parts import PARTS, Calls, Watch, mean_of, part_of, parts_by_weights
+from moe_worker.bench.profile import PHASES, Profile
+from moe_worker.bench.profile_table import render
 from moe_worker.main import build_parser
 from moe_worker.model.config import load_architecture
 from moe_worker.model.weights import Checkpoint
@@ -96,7 +100,7 @@ def test_weights_tell_what_a_product_is_for(model: Path) -> None:
         linear(x, layer.router.gate_EH)
         linear(x, shared.lm_head_VH)
         rms_norm(x, torch.ones(32), 1e-6)
-    assert seen == ["qkv", "qkv", "o", "router+sort", "router+sort", "head", "prep"]
+    assert seen == ["qkv", "qkv", "o", "route", "route", "head", "prep"]
     linear(x, shared.lm_head_VH)
     assert len(seen) == 7, "watched no more"
 
@@ -121,7 +125,7 @@ def test_the_command_profiles_the_whole_engine(
     assert [of["name"] for of in found["profiles"]] == ["B = 1", "B = 2", "prefill 40"]
     for of in found["profiles"]:
         parts = of["in_parts"]["seconds"]
-        assert {"qkv", "prep", "attention", "o", "router+sort", "experts", "head"} <= set(parts)
+        assert {"qkv", "prep", "attend", "o", "route", "experts", "head"} <= set(parts)
         assert all(seconds > 0 for seconds in parts.values())
         assert sum(parts.values()) < of["in_parts_seconds"]
         assert sum(of["phases"].values()) <= of["step_seconds"]
@@ -136,3 +140,21 @@ def test_a_profile_wants_a_model_and_no_server(capsys: pytest.CaptureFixture[str
     ):
         assert bench.run(build_parser({}).parse_args(["bench", *flags])) == 2
         assert message in capsys.readouterr().err
+
+
+def test_the_tables_fit_a_narrow_screen() -> None:
+    calls = Calls(dict.fromkeys(PARTS, 0.1234), dict.fromkeys(PARTS, 1000))
+    long = Profile(
+        "prefill 512",
+        512,
+        12.34,
+        dict.fromkeys(PHASES, 1.234),
+        calls,
+        calls,
+        in_parts_seconds=1.234,
+    )
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(render([long], "model: kernels cpu, 2 threads, KV nvfp4"))
+    text = console.export_text()
+    assert "…" not in text
+    assert all(heading in text for heading in (*PARTS, *PHASES, "rest", "all", "real", "between"))

@@ -20,34 +20,32 @@ from torch import Tensor
 from moe_kernels.implementation import Call
 from moe_worker.model.weights import SharedWeights
 
-Part = Literal[
-    "qkv", "prep", "attention", "o", "router+sort", "experts", "head", "sampling", "other kernels"
-]
+Part = Literal["qkv", "prep", "attend", "o", "route", "experts", "head", "sample", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
 MEANINGS: Mapping[Part, str] = {
     "qkv": "norm and projection to queries, keys, values",
     "prep": "norms of heads, rotation, keys and values into pages",
-    "attention": "reading the pages",
+    "attend": "reading the pages",
     "o": "projection of what attention gives",
-    "router+sort": "norm, gate, choice of experts and their copies, sort",
+    "route": "norm, gate, choice of experts and their copies, sort",
     "experts": "routed and shared experts, dense networks",
     "head": "last norm, logits",
-    "sampling": "drawing tokens",
-    "other kernels": "calls that this table does not know",
+    "sample": "drawing tokens",
+    "other": "calls that this table does not know",
 }
 COMPOSED = frozenset(("stack", "grouped_query", "gate", "experts", "mlp", "head", "embedding"))
 """Operations made of others."""
 OF_OPERATION: Mapping[str, Part] = {
-    "paged_attention": "attention",
-    "latent_attention": "attention",
+    "paged_attention": "attend",
+    "latent_attention": "attend",
     "kv_pages": "prep",
     "norm_rope": "prep",
-    "router": "router+sort",
-    "copies": "router+sort",
-    "permute": "router+sort",
+    "router": "route",
+    "copies": "route",
+    "permute": "route",
     "grouped_gemm": "experts",
     "activation": "experts",
-    "sampling": "sampling",
+    "sampling": "sample",
 }
 """Where no weights tell."""
 _OF_ROLE: Mapping[str, Part] = {"o": "o", "q_norm": "prep", "k_norm": "prep"}
@@ -63,11 +61,11 @@ def parts_by_weights(shared: SharedWeights) -> dict[int, Part]:
     note("head", shared.norm_H, shared.lm_head_VH)
     for layer in shared.layers:
         note("qkv", layer.attention_norm_H)
-        note("router+sort" if layer.router is not None else "experts", layer.mlp_norm_H)
+        note("route" if layer.router is not None else "experts", layer.mlp_norm_H)
         for role, weights in layer.attention.items():
             note(_OF_ROLE.get(role, "qkv"), weights)
         if layer.router is not None:
-            note("router+sort", layer.router.gate_EH)
+            note("route", layer.router.gate_EH)
         for mlp in (layer.dense, layer.shared):
             if mlp is not None:
                 note("experts", mlp.w13_2IH, mlp.w2_HI, mlp.gate_1H)
@@ -78,7 +76,7 @@ def part_of(call: Call, by_weights: Mapping[int, Part]) -> Part:
     for given in call.args[1:2]:
         if isinstance(given, Tensor) and given.data_ptr() in by_weights:
             return by_weights[given.data_ptr()]
-    return OF_OPERATION.get(call.operation, "other kernels")
+    return OF_OPERATION.get(call.operation, "other")
 
 
 @dataclass

@@ -27,7 +27,7 @@ def render(found: Sequence[Profile], heading: str) -> Group:
 
 def _by_part(found: Sequence[Profile]) -> Table:
     known = [part for part in PARTS if any(profile.in_parts.counts.get(part) for profile in found)]
-    table = plain_table("ms in parts", *known, "rest", "all", "real step")
+    table = plain_table("ms in parts", *known, "rest", "all", "real")
     for profile in found:
         seconds = profile.in_parts
         rest = profile.in_parts_seconds - seconds.all_seconds
@@ -55,8 +55,8 @@ def _as_it_runs(found: Sequence[Profile]) -> Table:
 
 def _operations(found: Sequence[Profile]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("the longest calls of a step, ms")
-    table.add_column("")
+    table.add_column("longest")
+    table.add_column("calls of a step, ms")
     for profile in found:
         calls = profile.as_it_runs
         by_time = sorted(calls.seconds.items(), key=lambda item: item[1], reverse=True)
@@ -69,4 +69,6 @@ def _operations(found: Sequence[Profile]) -> Table:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
+    """Of four characters, five from 10 s on: eleven of them and the name fit a screen."""
+    decimals = 2 if seconds < 0.01 else 1 if seconds < 0.1 else 0
+    return f"{seconds * 1e3:.{decimals}f}"

@@ -91,7 +91,7 @@ def _tokens(count: int | None, rate: float | None) -> str:
 
 def plain_table(first: str, *others: str) -> Table:
     """Without lines; the first column is of words, the others are of numbers."""
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column(first)
     for heading in others:
         table.add_column(heading, justify="right")
