@@ -11,10 +11,11 @@ Letters: T tokens, H hidden, L layers, E logical experts, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,6 +28,8 @@ from moe_kernels.grouped_query import GroupedQueryLayer, grouped_query
 from moe_kernels.implementation import implemented
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.mlp import Mlp
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,22 +66,22 @@ class Passed(NamedTuple):
 
 
 @implemented
-def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: Sequence[int]) -> Passed:
+def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray) -> Passed:
     """Float32 `x_TH` through all layers; the step's tokens are written to their pages. T may be 0.
 
     Args:
-        turn_L: of `place_choices`, in each layer.
+        turn_L: int64, of `place_choices` in each layer.
     """
     return composed(x_TH, stack, step, turn_L)
 
 
-def composed(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: Sequence[int]) -> Passed:
+def composed(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray) -> Passed:
     """`run_stack` by the contracts of its parts."""
     chosen, served, num_strangers = [], [], 0
     for layer, turn in zip(stack.layers, turn_L, strict=True):
         x_TH = grouped_query(x_TH, layer.attention, layer.pages, step)
         normed_TH, ids_TK, weights_TK = route(x_TH, layer.gate)
-        slots_TK, chosen_E, strangers = place_choices(ids_TK, layer.copies, layer.sent_E, turn)
+        slots_TK, chosen_E, strangers = place_choices(ids_TK, layer.copies, layer.sent_E, int(turn))
         x_TH, served_S = add_experts(
             x_TH,
             normed_TH,

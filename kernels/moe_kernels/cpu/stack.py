@@ -13,7 +13,7 @@ a token.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from moe_kernels.cpu.gate import gate_arrays, gate_kind, route_rows
 from moe_kernels.cpu.grouped_query import half_arrays, step_arrays
 from moe_kernels.cpu.grouped_query_kernel import STEP_ARRAYS, attention_half, half_kind
 from moe_kernels.cpu.jit import Array, compiled, num_threads
-from moe_kernels.stack import Passed, Stack, StackLayer
+from moe_kernels.stack import IntArray, Passed, Stack, StackLayer
 
 _STEP, _HALF, _GATE, _COPIES, _EXPERTS = range(5)
 """Columns of addresses; what is frozen at each but the first stays for the life of the stack."""
@@ -56,7 +56,7 @@ class _FrozenStack(NamedTuple):
     """Layers that take the same of a step: one of them, and the numbers of all."""
 
 
-def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: Sequence[int]) -> Passed:
+def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray) -> Passed:
     """See the contract."""
     layers = stack.layers
     frozen: _FrozenStack | None = stack.derived.get("cpu", partial(_frozen, stack))
@@ -76,7 +76,7 @@ def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: Sequence[
         frozen.like_half,
         frozen.like_gate,
         frozen.like_experts,
-        np.array(turn_L, np.int64),
+        turn_L,
         first.gate.spec.top_k,
         num_threads(),
         out_TH.numpy(),

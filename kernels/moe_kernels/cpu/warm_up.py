@@ -109,7 +109,7 @@ def _layers(dtype: torch.dtype, router: torch.dtype) -> None:
     one = torch.zeros(1, dtype=torch.int64)
     copies, experts = Copies(one.view(1, 1), one.view(1, 1), one), Experts(*_expert(dtype))
     layer = StackLayer(_attention_layer(dtype), _pages(), _gate(router), copies, one, experts)
-    run_stack(torch.zeros(1, _WIDTH), Stack((layer,)), _attention_step(), [0])
+    run_stack(torch.zeros(1, _WIDTH), Stack((layer,)), _attention_step(), one.numpy())
 
 
 def _attention_layer(dtype: torch.dtype) -> GroupedQueryLayer:

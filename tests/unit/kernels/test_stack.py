@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.usefixtures("implementation"), pytest.mark.timeout(120
 
 HIDDEN, HEADS, DIM, EXPERTS, SLOTS, INTERMEDIATE = 48, 2, 32, 6, 8, 24
 BLOCK, BLOCKS_EACH = 16, 2
+NO_TURN = np.zeros(1, np.int64)
 KINDS = st.fixed_dictionaries(
     {
         "window": st.sampled_from([None, 5]),
@@ -144,7 +146,7 @@ def test_one_call_gives_the_bits_of_its_parts(
             torch.set_num_threads(data.draw(st.sampled_from([1, 2])))
             step = a_step(made, spans)
             x_TH = made.normal(len(step.slots_T), HIDDEN, dtype=torch.float32)
-            before, turns = x_TH.clone(), list(range(7, 7 + num_layers))
+            before, turns = x_TH.clone(), np.arange(7, 7 + num_layers)
             found = run_stack(x_TH, stack, step, turns)
             assert_same(found, composed(x_TH, other, step, turns))
             assert torch.equal(x_TH, before)
@@ -159,7 +161,7 @@ def test_a_step_without_tokens_passes() -> None:
     made = Made(1)
     stack = Stack((made.layer("bf16"),))
     empty = torch.empty((0, HIDDEN))
-    found = run_stack(empty, stack, a_step(made, []), [0])
+    found = run_stack(empty, stack, a_step(made, []), NO_TURN)
     assert found.x_TH.shape == (0, HIDDEN)
     assert found.chosen_LE.sum() == found.served_LS.sum() == 0
 
@@ -170,9 +172,9 @@ def test_numbers_written_later_are_used() -> None:
     layer = made.layer("bf16")
     stack, step = Stack((layer,)), a_step(made, [(0, 5)])
     x_TH = made.normal(5, HIDDEN, dtype=torch.float32)
-    first = run_stack(x_TH, stack, step, [0])
+    first = run_stack(x_TH, stack, step, NO_TURN)
     layer.experts.w2_SHI.mul_(2)
     layer.sent_E.add_(1)
-    second = run_stack(x_TH, stack, step, [0])
+    second = run_stack(x_TH, stack, step, NO_TURN)
     assert not torch.equal(first.x_TH, second.x_TH)
-    assert_same(second, composed(x_TH, on_other_pages(stack, "bf16"), step, [0]))
+    assert_same(second, composed(x_TH, on_other_pages(stack, "bf16"), step, NO_TURN))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,7 +104,10 @@ def an_attention_half(tokens: int) -> None:
     for router in (BF16, torch.float32):
         gate = Gate(RouterSpec(2, 1), w[0], 1e-6, w[:2].to(router), vectors[0, :2], None)
         run_stack(
-            x, Stack((StackLayer(layer, pages, gate, copies, none, experts),)), step, [1 << 60]
+            x,
+            Stack((StackLayer(layer, pages, gate, copies, none, experts),)),
+            step,
+            np.array([1 << 60]),
         )
 
 

@@ -45,6 +45,8 @@ class ExpertBank:
         layers_with_bias = range(num_layers if has_bias else 0)
         self.b13_LS2I = [self._empty(num_slots, 2 * intermediate) for _ in layers_with_bias]
         self.b2_LSH = [self._empty(num_slots, hidden) for _ in layers_with_bias]
+        self.num_resizes = 0
+        """Another number, other tensors."""
         self.in_force_LS: SlotsLS = np.full((num_layers, num_slots), -1, dtype=np.int32)
         # Held while a slot's bytes are read or written: a peer's read of a slot that has just
         # left the table ends before staging writes into it.
@@ -118,6 +120,7 @@ class ExpertBank:
             in_force = np.full((self.num_layers, num_slots), -1, dtype=np.int32)
             in_force[:, :kept] = self.in_force_LS[:, :kept]
             self.in_force_LS = in_force
+            self.num_resizes += 1
 
     def _part_shapes(self) -> list[tuple[int, ...]]:
         """Of an expert's tensors, in the order of `ExpertWeights`."""

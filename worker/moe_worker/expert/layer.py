@@ -5,15 +5,15 @@ step, with no tokens too: an idle rank serves the others' rows. A rank that is a
 dispatch: it computes runs of whole layers in one call, with the same numbers.
 
 Neighbours: `gate`, `experts` and `stack` of `moe_kernels`, `routing_table`, `dispatch`, `bank`,
-`stacks`, `load` are the parts; the engine begins and ends each step here and replaces the table at
-a switch.
+`load` are the parts; the engine begins and ends each step here and replaces the table at a switch.
 
 Letters: T tokens, P rows of a piece, H hidden, E logical experts, K choices, S slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,17 +26,23 @@ from moe_kernels.gate import route
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.mlp import Mlp, mlp
-from moe_kernels.stack import run_stack
+from moe_kernels.stack import Stack, StackLayer, run_stack
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher
 from moe_worker.expert.load import LoadCounters
-from moe_worker.expert.routing_table import RoutingTable, turn
-from moe_worker.expert.stacks import Stacks
+from moe_worker.expert.routing_table import RoutingTable, turns
 from moe_worker.model.layer_run import LayerRun
 from moe_worker.model.second_half import ExpertHalf
 
 _Given = tuple[Tensor | None, Tensor, Tensor, Tensor]
 """What is added to, rows, slots and weights."""
+
+
+class _MadeStack(NamedTuple):
+    table: RoutingTable
+    pages_L: tuple[KvPages, ...]
+    num_resizes: int
+    stack: Stack
 
 
 class ExpertLayers:
@@ -48,7 +54,8 @@ class ExpertLayers:
             (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
         )
         self._num_steps = 0
-        self._stacks = Stacks()
+        self._made: dict[int, _MadeStack] = {}
+        """By the run's first layer."""
         self._table: RoutingTable | None = None
         self._dispatcher: Dispatcher | None = None
         self._tokens_R: Sequence[int] = ()
@@ -95,19 +102,40 @@ class ExpertLayers:
         if dispatcher.exchange.size > 1 or num_tokens > shape.tokens_per_round:
             return None
         dispatcher.check_tokens(x_TH, self._tokens_R)
-        ordinals = range(run.first_ordinal, run.first_ordinal + num_layers)
-        within = slice(ordinals.start, ordinals.stop)
-        experts = [self._experts(ordinal) for ordinal in ordinals]
-        stack = self._stacks.of(
-            run, pages_L, self._in_force.copies_L[within], self._sent_LE[within], experts
-        )
-        turn_L = [turn(ordinal, self._num_steps) for ordinal in ordinals]
-        passed = run_stack(x_TH, stack, step, turn_L)
+        first = run.first_ordinal
+        turn_L = turns(first, num_layers, self._num_steps)
+        passed = run_stack(x_TH, self._stack(run, pages_L), step, turn_L)
         dispatcher.observer.sent("self", num_layers * num_tokens * shape.row_bytes)
-        self._counters.count_run(
-            ordinals.start, passed.chosen_LE, passed.num_strangers, passed.served_LS
-        )
+        self._counters.count_run(first, passed.chosen_LE, passed.num_strangers, passed.served_LS)
         return passed.x_TH
+
+    def _stack(self, run: LayerRun, pages_L: tuple[KvPages, ...]) -> Stack:
+        """Made anew after a switch, for other pages, and when the bank was resized."""
+        table, num_resizes = self._in_force, self._bank.num_resizes
+        made = self._made.get(run.first_layer)
+        if (
+            made is None
+            or made.table is not table
+            or made.pages_L is not pages_L
+            or made.num_resizes != num_resizes
+        ):
+            made = _MadeStack(table, pages_L, num_resizes, Stack(tuple(self._layers(run, pages_L))))
+            self._made[run.first_layer] = made
+        return made.stack
+
+    def _layers(self, run: LayerRun, pages_L: tuple[KvPages, ...]) -> Iterator[StackLayer]:
+        for place, (attention, half) in enumerate(run.layers):
+            ordinal = run.first_ordinal + place
+            yield StackLayer(
+                attention,
+                pages_L[run.first_layer + place],
+                half.gate,
+                self._in_force.copies_L[ordinal],
+                self._sent_LE[ordinal],
+                self._experts(ordinal),
+                half.shared,
+                half.multiplier,
+            )
 
     def run(self, layer: int, normed_TH: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """The routed experts' sum alone, for choices given (int64 logical ids; −1 and strangers

@@ -122,7 +122,7 @@ class RoutingTable:
             sent_E: int64 [E], tokens this rank has sent to each expert of the layer before.
             step: number of the step, for the turn by which places in the batch get their points.
         """
-        return place_choices(ids_TK, self.copies_L[layer], sent_E, turn(layer, step))
+        return place_choices(ids_TK, self.copies_L[layer], sent_E, int(turns(layer, 1, step)[0]))
 
 
 def check_covered(slots_LRS: SlotsLRS, num_experts: int) -> None:
@@ -157,19 +157,21 @@ def _edges(
 
 def _starts(num_layers: int, num_experts: int, member: int) -> npt.NDArray[np.int64]:
     """Scattered over the unit interval by layer and expert, evenly spread by member."""
-    numbers = range(num_layers * num_experts)
-    starts = [(_scattered(number) + member * _MEMBER_STEP) & _ALL_BITS for number in numbers]
-    return np.asarray(starts, dtype=np.uint64).astype(np.int64).reshape(num_layers, num_experts)
+    numbers = np.arange(num_layers * num_experts, dtype=np.uint64)
+    starts = _scattered(numbers) + np.uint64(member * _MEMBER_STEP & _ALL_BITS)
+    return starts.astype(np.int64).reshape(num_layers, num_experts)
 
 
-def turn(layer: int, step: int) -> int:
-    """A number of up to 62 bits, another one in each step and layer."""
-    return _scattered((step << 12) + layer) >> 2
+def turns(first_layer: int, num_layers: int, step: int) -> npt.NDArray[np.int64]:
+    """A number of up to 62 bits for each of neighbouring layers, another one in each step."""
+    layers = np.arange(first_layer, first_layer + num_layers)
+    numbers: npt.NDArray[np.uint64] = ((step << 12) + layers).astype(np.uint64)
+    return (_scattered(numbers) >> np.uint64(2)).astype(np.int64)
 
 
-def _scattered(number: int) -> int:
+def _scattered(n: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Well-scattered 64 bits: the finaliser of splitmix64."""
-    n = number * 0x9E3779B97F4A7C15 & _ALL_BITS
-    n = (n ^ (n >> 30)) * 0xBF58476D1CE4E5B9 & _ALL_BITS
-    n = (n ^ (n >> 27)) * 0x94D049BB133111EB & _ALL_BITS
-    return n ^ (n >> 31)
+    n = n * np.uint64(0x9E3779B97F4A7C15)
+    n = (n ^ (n >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    n = (n ^ (n >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return n ^ (n >> np.uint64(31))
