@@ -39,7 +39,6 @@ _Given = tuple[Tensor | None, Tensor, Tensor, Tensor]
 
 
 class _MadeStack(NamedTuple):
-    table: RoutingTable
     pages_L: tuple[KvPages, ...]
     num_resizes: int
     stack: Stack
@@ -55,7 +54,8 @@ class ExpertLayers:
         )
         self._num_steps = 0
         self._made: dict[int, _MadeStack] = {}
-        """By the run's first layer."""
+        """By the run's first layer. Like `_experts_L` they hold on to the bank's tensors: a rank
+        that joins others must not keep those of before."""
         self._table: RoutingTable | None = None
         self._dispatcher: Dispatcher | None = None
         self._tokens_R: Sequence[int] = ()
@@ -63,10 +63,13 @@ class ExpertLayers:
     def join(self, dispatcher: Dispatcher) -> None:
         """Use a new generation's buffers."""
         self._dispatcher = dispatcher
+        self._made.clear()
+        self._experts_L = [None] * self._bank.num_layers
 
     def switch(self, table: RoutingTable) -> None:
         """Put a table in force for all layers, between two steps."""
         self._table = table
+        self._made.clear()
 
     def begin_step(self, tokens_R: Sequence[int]) -> None:
         """`tokens_R`: tokens of every rank in this step, from the agreement."""
@@ -111,15 +114,9 @@ class ExpertLayers:
 
     def _stack(self, run: LayerRun, pages_L: tuple[KvPages, ...]) -> Stack:
         """Made anew after a switch, for other pages, and when the bank was resized."""
-        table, num_resizes = self._in_force, self._bank.num_resizes
-        made = self._made.get(run.first_layer)
-        if (
-            made is None
-            or made.table is not table
-            or made.pages_L is not pages_L
-            or made.num_resizes != num_resizes
-        ):
-            made = _MadeStack(table, pages_L, num_resizes, Stack(tuple(self._layers(run, pages_L))))
+        made, num_resizes = self._made.get(run.first_layer), self._bank.num_resizes
+        if made is None or made.pages_L is not pages_L or made.num_resizes != num_resizes:
+            made = _MadeStack(pages_L, num_resizes, Stack(tuple(self._layers(run, pages_L))))
             self._made[run.first_layer] = made
         return made.stack
 
