@@ -114,6 +114,7 @@ def an_attention_half(tokens: int) -> None:
 def test_nothing_is_left_to_compile_in_a_step() -> None:
     from moe_kernels.cpu import (
         attention,
+        attention_work,
         copies,
         dispatch,
         experts,
@@ -147,6 +148,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         dispatch.pack_rows,
         dispatch.unpack_rows,
         dispatch.add_rows,
+        attention_work.cut_units,
         attention.attend_range,
         attention.attend_parallel,
         kv_encode.encode_range,
