@@ -43,6 +43,18 @@ class LocalMoe:
         """Layer by layer, always."""
 
 
+class BrokenMoe(LocalMoe):
+    """A peer is gone when the second expert layer is asked for."""
+
+    def __init__(self, moe: LocalMoe) -> None:
+        self._moe = moe
+
+    def __call__(self, ordinal: int, x_TH: Tensor, half: ExpertHalf) -> Tensor:
+        if ordinal == 1:
+            raise ConnectionError("a peer is gone")
+        return self._moe(ordinal, x_TH, half)
+
+
 def _stacked(experts: list[ExpertWeights], arch: ModelSpec) -> Experts:
     def stack(part: str) -> Tensor:
         return torch.stack([getattr(expert, part) for expert in experts])

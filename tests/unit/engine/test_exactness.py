@@ -15,6 +15,7 @@ import torch
 
 from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.sequence import Sequence as Generation
+from tests.support.local_moe import BrokenMoe
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace
 
@@ -152,14 +153,9 @@ def test_a_failing_expert_layer_leaves_the_sequences_as_they_were(rank: OneRank)
     for seq in seqs:
         scheduler.add(seq)
 
-    def broken(ordinal: int, hidden: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        if ordinal == 1:
-            raise ConnectionError("a peer is gone")
-        return rank.moe(ordinal, hidden, gate)
-
     while scheduler.has_work:
         with pytest.raises(ConnectionError):
-            runner.run(scheduler.schedule(), broken)
+            runner.run(scheduler.schedule(), BrokenMoe(rank.moe))
         schedule = scheduler.schedule()
         scheduler.commit(schedule, runner.run(schedule, rank.moe))
     assert [seq.output for seq in seqs] == [trace.tokens for trace in expected]

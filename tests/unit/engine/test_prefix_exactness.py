@@ -14,6 +14,7 @@ from moe_worker.engine.runner import Runner
 from moe_worker.engine.sampling_params import SamplingParams
 from moe_worker.engine.scheduler import Scheduler
 from moe_worker.engine.sequence import Sequence as Generation
+from tests.support.local_moe import BrokenMoe
 from tests.support.models import save_random_mixtral
 from tests.support.one_rank import OneRank, Trace, run_all
 
@@ -166,15 +167,10 @@ def test_a_full_hit_that_runs_again_after_a_failure_gives_the_same(
     seq = Generation("again", tuple(prompts()[3]), SamplingParams(max_tokens=MAX_TOKENS))
     scheduler.add(seq)
 
-    def broken(ordinal: int, *rows: torch.Tensor) -> torch.Tensor:
-        if ordinal == 1:
-            raise ConnectionError("a peer is gone")
-        return rank.moe(ordinal, *rows)
-
     schedule = scheduler.schedule()
     assert schedule.copies
     with pytest.raises(ConnectionError):
-        runner.run(schedule, broken)
+        runner.run(schedule, BrokenMoe(rank.moe))
     trace = Trace()
     run_all(scheduler, runner, rank.moe, {"again": trace})
     assert seq.num_cached_tokens == 31

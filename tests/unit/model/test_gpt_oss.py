@@ -271,7 +271,7 @@ def test_sinks_and_windows_decide(packed_rank: OneRank, twins: tuple[Path, Path]
         other = OneRank.load(twins[1])
         for attention in other.transformer._attentions:
             without = {"sinks": {"sinks_N": None}, "window": {"window": None}}[change]
-            attention._layer = replace(attention._layer, **without)  # type: ignore[attr-defined]
+            attention.layer = replace(attention.layer, **without)  # type: ignore[attr-defined]
         changed_logits = other.generate(asked, max_tokens=1)[0].logits[0]
         assert float((changed_logits - first).abs().max()) > 0.05
 
