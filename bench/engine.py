@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"bench.engine: {error}", file=sys.stderr)
             return 1
         agreement = logit_differences(Path(folder)) if task.wants("logits") else {}
-    show(model, measured, agreement, options)
+        # A random model lies in the folder, which is about to go.
+        show(model, measured, agreement, options)
     return 0
 
 

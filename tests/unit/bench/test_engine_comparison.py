@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench import engine
 from bench.engine import logit_differences, parser
-from bench.engines import comparison, floor, random_model, table, workload
+from bench.engines import comparison, floor, random_model, rounds, table, workload
 from bench.engines.comparison import Line, Versus
 from bench.engines.floor import Sizes
 from bench.engines.rounds import ENGINES, Measured
 from bench.engines.workload import Figure, Task
 from moe_worker.model.config import load_architecture
+from tests.support.random_checkpoint import write_random_checkpoint
 
 KV_BYTES = {"bf16": 8192, "nvfp4": 2304}
 ROOF = (
@@ -145,3 +148,21 @@ def test_engines_and_rows_are_chosen_by_name(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         parser().parse_args(["--rows", "decode-3"])
     assert "'decode-3': must be some of decode-1," in capsys.readouterr().err
+
+
+def test_the_table_is_of_the_model_that_was_made_for_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = [
+        *ROOF,
+        Measured(0, "ours", Figure("decode-1", "nvfp4", 200.0, "tok/s", details={"touched": 4.0})),
+        figure("transformers", "decode-1", "bf16", 50.0),
+    ]
+    monkeypatch.setattr(rounds, "run", lambda *given: measured)
+    monkeypatch.setattr(random_model, "write", write_random_checkpoint)
+    result = tmp_path / "result.json"
+    assert engine.main(["--engines", "ours", "--rows", "decode-1", "--json", str(result)]) == 0
+    told = capsys.readouterr().out
+    assert "200" in told
+    assert "floor: bytes" in told
+    assert json.loads(result.read_text())["figures"]
