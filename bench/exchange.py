@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, help="of each rank")
     args = parser.parse_args()
     assert set(CARRIERS) < set(get_args(Carrier)), "what runs on CPUs"
-    with worker_processes.pool(RANKS + 1) as pool:
+    with worker_processes.pool(RANKS + 1, implementation.chosen()) as pool:
         form(pool)
         swaps(pool, args.repeats, args.turns)
         layers(pool, args.tokens, args.repeats // 20, args.turns)

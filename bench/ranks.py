@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     batches = [int(batch) for batch in args.batches.split(",")]
-    with worker_processes.pool(RANKS + 1) as pool:
+    with worker_processes.pool(RANKS + 1, implementation.chosen()) as pool:
         arch = load_architecture(args.model)
         form(pool, args.model, arch, max(batches))
         print(f"decode, {implementation.chosen()} kernels, ms a step: median (p90)")
