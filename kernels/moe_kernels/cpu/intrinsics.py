@@ -70,28 +70,6 @@ def dot_tile(
     return types.void(*kinds), generate
 
 
-@intrinsic(prefer_literal=True)
-def dot_rows(
-    typing_context: Any,
-    count: Any,
-    weights_RK: Any,
-    row: Any,
-    inputs_TK: Any,
-    first: Any,
-    outputs_TC: Any,
-    column: Any,
-) -> Any:
-    """outputs[first + t, column] = weights[row] · inputs[first + t] for t < count, a literal."""
-    tile = (1, count.literal_value)
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _emit_tile(context, builder, signature.args[1:], arguments[1:], tile, 0)
-        return context.get_dummy_value()
-
-    kinds = (count, weights_RK, row, inputs_TK, first, outputs_TC, column)
-    return types.void(*kinds), generate
-
-
 @intrinsic
 def widened(typing_context: Any, stored: Any) -> Any:
     """The stored number, an element of such an array, as float32."""
