@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from moe_api.worker import KvConfig
 from moe_kernels import kv_pages
-from moe_kernels.attention_plan import AttentionPlan, AttentionRows, plan_attention
 from moe_kernels.kv_pages import LayerScales
+from moe_kernels.step_tokens import StepTokens
 from moe_worker.engine.kv import KvCache
 from moe_worker.model.kv_layout import kv_bytes_per_token
 from tests.support.one_rank import OneRank
@@ -45,17 +46,6 @@ CASES: tuple[tuple[str, dict[str, str], str], ...] = (
     ("mxfp4", {"dtype": "mxfp4"}, ""),
 )
 """Name, options of the cache, and which calibration it uses."""
-
-
-@dataclass(frozen=True)
-class WholeSequence:
-    """A step that computes one sequence from nothing and wants the logits of every position."""
-
-    token_ids_T: Tensor
-    positions_T: Tensor
-    slots_T: Tensor
-    sample_rows_B: Tensor
-    attention: AttentionPlan
 
 
 @dataclass(frozen=True)
@@ -105,10 +95,13 @@ def run(
     for ids in sequences:
         num_blocks = -(-len(ids) // kv.block_size)
         cache = KvCache.allocate(rank.arch, kv, num_blocks, scales=scales)
-        positions = torch.arange(len(ids))
-        rows = [AttentionRows(0, len(ids), range(num_blocks))]
-        step = WholeSequence(
-            torch.tensor(ids), positions, positions, positions, plan_attention(rows, kv.block_size)
+        # From nothing, and the logits of every position are wanted.
+        step = StepTokens(
+            np.array(ids),
+            np.array([[0, len(ids), num_blocks]]),
+            np.arange(num_blocks),
+            np.arange(len(ids)),
+            kv.block_size,
         )
         logits.append(rank.transformer.forward(step, cache, rank.moe))
         blocks = torch.arange(num_blocks)[None]

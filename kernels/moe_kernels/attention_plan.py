@@ -6,10 +6,10 @@ of it). Pairs are run in passes that fit the processor's cache. Within a pass th
 come first: the tiles that have a j-th span are then a prefix for every j, and sums need no index.
 A layer with a window has a plan of its own, whose tiles begin with the first span that they see:
 what lies before is not read. It is not freed either: a block is that of all layers.
-Neighbours: `moe_worker.engine.batch` gives the rows, `paged_attention` runs the plan.
+Neighbours: `step_tokens` has the whole step, `paged_attention` runs the plan.
 
 Letters: T tokens, U tiles, W TILE_TOKENS, P pairs, S spans (in `RowTable` sequences),
-L SPAN_TOKENS, B blocks of a span.
+L SPAN_TOKENS, B blocks of a span, C columns.
 """
 
 from __future__ import annotations
@@ -61,6 +61,36 @@ class RowTable:
     blocks: Int64s
     """All block tables, one after another."""
 
+    @classmethod
+    def of_spans(cls, spans_SC: Int64s, blocks: Int64s, block_size: int) -> RowTable:
+        """Of a line for each sequence: where it starts, its tokens of the step, its blocks.
+
+        Raises:
+            IndexError: a block table is too short.
+        """
+        start_S, num_tokens_S, num_blocks_S = spans_SC.T.copy()
+        short = np.flatnonzero(num_blocks_S * block_size < start_S + num_tokens_S)
+        if len(short):
+            at = short[0]
+            reach = start_S[at] + num_tokens_S[at]
+            raise IndexError(f"{num_blocks_S[at]} blocks do not reach {reach} keys")
+        return cls(
+            start_S=start_S,
+            num_tokens_S=num_tokens_S,
+            first_row_S=np.cumsum(num_tokens_S) - num_tokens_S,
+            num_blocks_S=num_blocks_S,
+            first_block_S=np.cumsum(num_blocks_S) - num_blocks_S,
+            blocks=blocks,
+        )
+
+    def rows(self) -> tuple[AttentionRows, ...]:
+        columns = (self.start_S, self.num_tokens_S, self.num_blocks_S, self.first_block_S)
+        blocks, lines = self.blocks.tolist(), zip(*(each.tolist() for each in columns), strict=True)
+        return tuple(
+            AttentionRows(start, num_tokens, blocks[first : first + num_blocks])
+            for start, num_tokens, num_blocks, first in lines
+        )
+
     def slots(self, block_size: int) -> tuple[Int64s, Int64s]:
         """Position and slot (block * block_size + offset) of every token of the step."""
         if (self.num_tokens_S == 1).all():
@@ -107,25 +137,29 @@ class TilePlan:
     passes: tuple[AttentionPass, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionPlan:
     """What a step attends to. What an implementation makes of it is made when first asked for, and
     then serves all layers."""
 
-    rows: tuple[AttentionRows, ...]
+    table: RowTable
     block_size: int
     device: str | torch.device = "cpu"
     window: int | None = None
     """Queries see so many tokens back, themselves included; None = all."""
-    derived: Derived = field(default_factory=Derived, init=False, compare=False, repr=False)
+    derived: Derived = field(default_factory=Derived, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if SPAN_TOKENS % self.block_size:
+            raise ValueError(f"block size {self.block_size} does not divide {SPAN_TOKENS}")
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
+        return int(self.table.num_tokens_S.sum())
 
     @property
-    def table(self) -> RowTable:
-        return self.derived.get("table", partial(_table, self.rows, self.block_size))
+    def rows(self) -> tuple[AttentionRows, ...]:
+        return self.derived.get("rows", self.table.rows)
 
     @property
     def tiles(self) -> TilePlan:
@@ -145,32 +179,14 @@ def plan_attention(
     """Plan a step whose tokens are those of `rows`, one sequence after another.
 
     `block_size` divides SPAN_TOKENS.
+
+    Raises:
+        IndexError: a block table is too short.
     """
-    if SPAN_TOKENS % block_size:
-        raise ValueError(f"block size {block_size} does not divide {SPAN_TOKENS}")
-    return AttentionPlan(tuple(rows), block_size, device)
-
-
-def _table(rows: Sequence[AttentionRows], block_size: int) -> RowTable:
-    """Raises IndexError when a block table is too short."""
-    columns = zip(*rows, strict=True) if rows else ((), (), ())
-    of_starts, of_tokens, tables = columns
-    starts, num_tokens, num_blocks = (
-        np.array(numbers, dtype=np.int64)
-        for numbers in (of_starts, of_tokens, [len(table) for table in tables])
-    )
-    short = np.flatnonzero(num_blocks * block_size < starts + num_tokens)
-    if len(short):
-        at = short[0]
-        raise IndexError(f"{num_blocks[at]} blocks do not reach {(starts + num_tokens)[at]} keys")
-    return RowTable(
-        start_S=starts,
-        num_tokens_S=num_tokens,
-        first_row_S=np.cumsum(num_tokens) - num_tokens,
-        num_blocks_S=num_blocks,
-        first_block_S=np.cumsum(num_blocks) - num_blocks,
-        blocks=np.array(list(chain.from_iterable(tables)), dtype=np.int64),
-    )
+    spans = [(row.start, row.num_tokens, len(row.blocks)) for row in rows]
+    blocks = np.array(list(chain.from_iterable(row.blocks for row in rows)), dtype=np.int64)
+    spans_SC = np.array(spans, dtype=np.int64).reshape(len(rows), 3)
+    return AttentionPlan(RowTable.of_spans(spans_SC, blocks, block_size), block_size, device)
 
 
 def _plan(plan: AttentionPlan) -> TilePlan:

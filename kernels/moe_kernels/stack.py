@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from moe_kernels.attention_step import AttentionStep
@@ -54,20 +53,23 @@ class Stack:
     derived: Derived = field(default_factory=Derived)
 
 
-class Passed(NamedTuple):
-    x_TH: Tensor
-    """Float32, new."""
-    chosen_LE: Tensor
-    """Int64, tokens that chose each expert."""
-    served_LS: Tensor
-    """Int64, rows that each slot got."""
+class Counts(NamedTuple):
+    """On the CPU, where they are added up."""
+
+    chosen_LE: IntArray
+    """Tokens that chose each expert."""
+    served_LS: IntArray
+    """Rows that each slot got."""
     num_strangers: int
     """Ids that named no expert, of all layers."""
 
 
 @implemented
-def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray) -> Passed:
-    """Float32 `x_TH` through all layers; the step's tokens are written to their pages. T may be 0.
+def run_stack(
+    x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray
+) -> tuple[Tensor, Counts]:
+    """Float32 `x_TH` through all layers, new, and what they counted; the step's tokens are written
+    to their pages. T may be 0.
 
     Args:
         turn_L: int64, of `place_choices` in each layer.
@@ -75,7 +77,9 @@ def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray)
     return composed(x_TH, stack, step, turn_L)
 
 
-def composed(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray) -> Passed:
+def composed(
+    x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray
+) -> tuple[Tensor, Counts]:
     """`run_stack` by the contracts of its parts."""
     chosen, served, num_strangers = [], [], 0
     for layer, turn in zip(stack.layers, turn_L, strict=True):
@@ -91,7 +95,7 @@ def composed(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray) 
             shared=layer.shared,
             multiplier=layer.multiplier,
         )
-        chosen.append(chosen_E)
-        served.append(served_S)
+        chosen.append(chosen_E.cpu().numpy())
+        served.append(served_S.cpu().numpy())
         num_strangers += strangers
-    return Passed(x_TH, torch.stack(chosen), torch.stack(served), num_strangers)
+    return x_TH, Counts(np.stack(chosen), np.stack(served), num_strangers)

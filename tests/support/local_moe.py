@@ -42,6 +42,9 @@ class LocalMoe:
     def whole(self, *_: object) -> None:
         """Layer by layer, always."""
 
+    def forward(self, *_: object) -> None:
+        """The same."""
+
 
 class BrokenMoe(LocalMoe):
     """A peer is gone when the second expert layer is asked for."""

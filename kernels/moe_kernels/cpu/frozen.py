@@ -6,7 +6,7 @@ So what does not change between calls is handed over once: `freeze` writes a tup
 array headers (not what the arrays hold) into a block of memory, and a kernel that gets the block's
 address reads the tuple back by what `thawing` made.
 The block owns nothing: whoever keeps a `Frozen` keeps the arrays with it.
-Neighbours: `stack` runs all layers by such blocks; `apart` calls the layers' kernels.
+Neighbours: `stack` and `forward` run all layers by such blocks; `apart` calls the layers' kernels.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -24,18 +24,12 @@ from numba.extending import intrinsic
 
 from moe_kernels.cpu.jit import Array, compiled
 
-_BLOCK_BYTES = 8192
-"""More than any tuple of a layer takes; a block is cut to what it needs."""
-
 
 class Frozen:
     """A tuple of arrays and numbers as kernels read it."""
 
     def __init__(self, value: tuple[Any, ...]) -> None:
-        memory = np.empty(_BLOCK_BYTES, dtype=np.uint8)
-        num_bytes: int = _write(value, memory)
-        assert num_bytes <= _BLOCK_BYTES, f"a block has {_BLOCK_BYTES} bytes, not {num_bytes}"
-        self._memory, self._value = memory[:num_bytes].copy(), value
+        self._memory, self._value = freeze(value), value
 
     @property
     def address(self) -> int:
@@ -44,12 +38,11 @@ class Frozen:
 
 
 @compiled
-def _write(value: tuple[Any, ...], memory: Array) -> int:
-    """The bytes it needs; nothing is written where there are fewer."""
-    if _size_of(value) <= memory.size:
-        _store(value, memory)
-    num_bytes: int = _size_of(value)
-    return num_bytes
+def freeze(value: tuple[Any, ...]) -> Array:
+    """The block. A kernel that makes one for another keeps the value, too, until that is done."""
+    memory = np.empty(_size_of(value), np.uint8)
+    _store(value, memory)
+    return memory
 
 
 def thawing(kind_of: Callable[[Any], Any]) -> Any:

@@ -18,17 +18,8 @@ from moe_kernels import grouped_query as contract
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.attention import ATTENDING
-from moe_kernels.cpu.attention_chunks import Partials, partials_for
-from moe_kernels.cpu.attention_work import attention_work
+from moe_kernels.cpu.attention_chunks import Partials
 from moe_kernels.cpu.grouped_query_kernel import (
-    ATTENTION,
-    JOIN,
-    NORM,
-    NUM_PHASES,
-    OUT,
-    QKV,
-    ROUND,
-    TOKENS,
     CacheArrays,
     HalfArrays,
     LayerArrays,
@@ -39,12 +30,10 @@ from moe_kernels.cpu.grouped_query_kernel import (
 from moe_kernels.cpu.jit import Array, num_threads
 from moe_kernels.cpu.kv_codes import StoredSide, no_side, readable, stored_sides
 from moe_kernels.cpu.kv_encode import ENCODING
-from moe_kernels.cpu.linear import FEW_ROWS, SMALL_PRODUCT
+from moe_kernels.cpu.step_arrays import StepLines, kind_of, make_step
 from moe_kernels.grouped_query import GroupedQueryLayer
 from moe_kernels.kv_pages import KvPages
 
-MANY_ELEMENTS = 1 << 13
-"""Of q, k and v, that are normed, turned and stored sooner by two threads."""
 _NONE = np.empty(0, dtype=np.float32)
 _NO_VECTORS = np.empty((0, 0), dtype=np.float32)
 
@@ -134,30 +123,17 @@ def _step_arrays(
     step: AttentionStep,
     threads: int,
 ) -> tuple[StepArrays, Partials]:
-    plan = step.plan if layer.window is None else step.plan.windowed(layer.window)
-    work = attention_work(plan, layer.num_kv_heads, layer.num_heads // layer.num_kv_heads, threads)
-    slots = step.slots_T.contiguous().numpy()
+    table, slots = step.plan.table, step.slots_T.contiguous().numpy()
     # The kernels read and write wherever they are told.
     end = pages.num_blocks * pages.block_size
     if not 0 <= slots.min() <= slots.max() < end:
         raise IndexError(f"slots {slots.min()} to {slots.max()} are not all within 0 to {end - 1}")
-    if work.end_block > pages.num_blocks:
-        raise IndexError(f"block {work.end_block - 1} is none of {pages.num_blocks}")
-    num_tokens = len(slots)
-    worth_it = np.empty(NUM_PHASES, dtype=bool)
-    worth_it[NORM] = worth_it[ROUND] = num_tokens >= FEW_ROWS
-    worth_it[QKV] = num_tokens * layer.qkv_QH.numel() >= SMALL_PRODUCT
-    worth_it[TOKENS] = num_tokens * layer.qkv_QH.shape[0] >= MANY_ELEMENTS
-    worth_it[JOIN] = False
-    worth_it[ATTENTION] = len(work.units) > 1
-    worth_it[OUT] = num_tokens * layer.o_HQ.numel() >= SMALL_PRODUCT
-    of_step = StepArrays(
-        float32_array(step.cos_TF),
-        float32_array(step.sin_TF),
-        slots,
-        work.units,
-        work.bounds,
-        work.tables,
-        np.where(worth_it, threads, 1),
+    last_block = table.blocks.max(initial=-1)
+    if last_block >= pages.num_blocks:
+        raise IndexError(f"block {last_block} is none of {pages.num_blocks}")
+    lines = StepLines(
+        table.start_S, table.num_tokens_S, table.first_row_S, table.first_block_S, table.blocks
     )
-    return of_step, partials_for(work.num_partials, layer.head_dim)
+    angles = float32_array(step.cos_TF), float32_array(step.sin_TF)
+    made: tuple[StepArrays, Partials] = make_step(*angles, slots, lines, kind_of(layer), threads)
+    return made

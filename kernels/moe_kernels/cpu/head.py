@@ -26,7 +26,7 @@ from moe_kernels.head import Embedding, Head
 FEW_ROWS = 8
 
 
-class _Operands(NamedTuple):
+class HeadOperands(NamedTuple):
     norm_H: Array
     """Widened: one type of kernel less, and the same numbers."""
     eps: np.float32
@@ -35,7 +35,7 @@ class _Operands(NamedTuple):
 
 
 def embed(ids_T: Tensor, embedding: Embedding) -> Tensor:
-    rows_VH: Array = embedding.derived.get("cpu", partial(stored_array, embedding.rows_VH))
+    rows_VH = stored_rows(embedding)
     x_TH = torch.empty((ids_T.shape[0], rows_VH.shape[1]))
     multiplier = np.float32(embedding.multiplier)
     if not widen_rows(ids_T.contiguous().numpy(), rows_VH, multiplier, x_TH.numpy()):
@@ -44,7 +44,7 @@ def embed(ids_T: Tensor, embedding: Embedding) -> Tensor:
 
 
 def head_logits(x_TH: Tensor, rows_B: Tensor, head: Head) -> Tensor:
-    operands: _Operands = head.derived.get("cpu", partial(_operands, head))
+    operands = head_operands(head)
     num_rows, (vocabulary, hidden) = rows_B.shape[0], operands.rows_VH.shape
     logits_BV = torch.empty((num_rows, vocabulary))
     small = num_rows * vocabulary * hidden < SMALL_PRODUCT
@@ -55,8 +55,18 @@ def head_logits(x_TH: Tensor, rows_B: Tensor, head: Head) -> Tensor:
     return logits_BV
 
 
-def _operands(head: Head) -> _Operands:
-    return _Operands(
+def stored_rows(embedding: Embedding) -> Array:
+    """As the kernels take them."""
+    return embedding.derived.get("cpu", partial(stored_array, embedding.rows_VH))
+
+
+def head_operands(head: Head) -> HeadOperands:
+    """As the kernels take them."""
+    return head.derived.get("cpu", partial(_head_operands, head))
+
+
+def _head_operands(head: Head) -> HeadOperands:
+    return HeadOperands(
         float32_array(head.norm_H.to(torch.float32)),
         np.float32(head.norm_eps),
         stored_array(head.rows_VH),
@@ -65,7 +75,8 @@ def _operands(head: Head) -> _Operands:
 
 
 @compiled
-def _all_below(indices: Array, end: int) -> bool:
+def all_below(indices: Array, end: int) -> bool:
+    """Whether all are at least 0, too."""
     for index in indices:
         if not 0 <= index < end:
             return False
@@ -75,7 +86,7 @@ def _all_below(indices: Array, end: int) -> bool:
 @compiled
 def widen_rows(ids_T: Array, rows_VH: Array, multiplier: np.float32, x_TH: Array) -> bool:
     """False, and nothing done, where an id names no row."""
-    if not _all_below(ids_T, rows_VH.shape[0]):
+    if not all_below(ids_T, rows_VH.shape[0]):
         return False
     for token in range(ids_T.size):
         _widen_row(rows_VH[ids_T[token]], multiplier, x_TH[token])
@@ -103,7 +114,7 @@ def head_rows(
     # As variables: of literals numba would compile everything once more.
     zero = np.int64(0)
     one: Any = np.int64(1)
-    if not _all_below(rows_B, x_TH.shape[0]):
+    if not all_below(rows_B, x_TH.shape[0]):
         return False
     chosen_BH = np.empty((rows_B.size, x_TH.shape[1]), np.float32)
     if threads == 1 or rows_B.size < FEW_ROWS:

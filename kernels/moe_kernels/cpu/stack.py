@@ -5,7 +5,7 @@ the call is given addresses: a table of them is made once of a `Stack`, but for 
 differs from step to step. The kernels are those of the single operations, called by their slots, so
 the bits are theirs.
 Neighbours: `moe_kernels.stack` is the contract; `frozen` keeps the arguments; `stack_kernel` is
-what is called.
+what is called; `forward` does the same with the model's ends around the layers.
 
 Letters: T tokens, H hidden, L layers, P columns of addresses, E logical experts, S slots, K choices
 a token.
@@ -31,41 +31,56 @@ from moe_kernels.cpu.gate import gate_arrays
 from moe_kernels.cpu.grouped_query import half_arrays, step_arrays
 from moe_kernels.cpu.jit import Array, num_threads
 from moe_kernels.cpu.stack_kernel import STEP, run_layers
-from moe_kernels.stack import IntArray, Passed, Stack, StackLayer
+from moe_kernels.kv_error import ErrorProbe
+from moe_kernels.stack import Counts, IntArray, Stack, StackLayer
 
 
-class _FrozenStack(NamedTuple):
+class Alike(NamedTuple):
+    """Layers that take the same of a step."""
+
+    layer: StackLayer
+    """One of them."""
+    numbers: Array
+    """Of all."""
+
+
+class FrozenStack(NamedTuple):
     blocks: list[list[Frozen]]
     """By layer, as in the columns: they own what the addresses lead to."""
     addresses_LP: Array
-    like_half: Array
-    like_gate: Array
-    like_experts: Array
+    likes: tuple[Array, Array, Array]
     """Empty, of what attention's, gates' and experts' matrices store."""
-    alike: list[tuple[StackLayer, Array]]
-    """Layers that take the same of a step: one of them, and the numbers of all."""
+    alike: list[Alike]
+    probes: tuple[ErrorProbe, ...]
+
+    @property
+    def is_probed(self) -> bool:
+        """Somebody wants to see what is stored, which the kernels do not show."""
+        for probe in self.probes:
+            if probe.wanted:
+                return True
+        return False
 
 
-def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray) -> Passed:
+def run_stack(
+    x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray
+) -> tuple[Tensor, Counts]:
     """See the contract."""
-    layers = stack.layers
-    frozen: _FrozenStack | None = stack.derived.get("cpu", partial(_frozen, stack))
-    if frozen is None or not len(x_TH) or any(layer.pages.probe.wanted for layer in layers):
+    frozen = frozen_stack(stack)
+    if frozen is None or not len(x_TH) or frozen.is_probed:
         return contract.composed(x_TH, stack, step, turn_L)
-    first = layers[0]
+    first = stack.layers[0]
     steps = [Frozen(step_arrays(one.attention, one.pages, step)) for one, _ in frozen.alike]
     addresses_LP = frozen.addresses_LP.copy()
     for of_step, (_, numbers) in zip(steps, frozen.alike, strict=True):
         addresses_LP[numbers, STEP] = of_step.address
     out_TH = torch.empty(x_TH.shape)
-    chosen_LE = np.zeros((len(layers), len(first.sent_E)), np.int64)
-    served_LS = np.empty((len(layers), len(first.experts.w13_S2IH)), np.int64)
+    chosen_LE = np.zeros((len(stack.layers), len(first.sent_E)), np.int64)
+    served_LS = np.empty((len(stack.layers), len(first.experts.w13_S2IH)), np.int64)
     num_strangers = run_layers(
         float32_array(x_TH),
         addresses_LP,
-        frozen.like_half,
-        frozen.like_gate,
-        frozen.like_experts,
+        *frozen.likes,
         turn_L,
         first.gate.spec.top_k,
         num_threads(),
@@ -73,11 +88,15 @@ def run_stack(x_TH: Tensor, stack: Stack, step: AttentionStep, turn_L: IntArray)
         chosen_LE,
         served_LS,
     )
-    return Passed(out_TH, torch.from_numpy(chosen_LE), torch.from_numpy(served_LS), num_strangers)
+    return out_TH, Counts(chosen_LE, served_LS, num_strangers)
 
 
-def _frozen(stack: Stack) -> _FrozenStack | None:
+def frozen_stack(stack: Stack) -> FrozenStack | None:
     """None where the kernels have no code for one of the layers, or layers differ in types."""
+    return stack.derived.get("cpu", partial(_frozen, stack))
+
+
+def _frozen(stack: Stack) -> FrozenStack | None:
     blocks: list[list[Frozen]] = []
     stored: set[tuple[np.dtype[Any], ...]] = set()
     alike: dict[tuple[Hashable, ...], list[int]] = {}
@@ -97,11 +116,10 @@ def _frozen(stack: Stack) -> _FrozenStack | None:
         return None
     like_half, like_gate, like_experts = (np.empty(0, dtype) for dtype in stored.pop())
     addresses = [[0, *(block.address for block in of_layer)] for of_layer in blocks]
-    return _FrozenStack(
+    return FrozenStack(
         blocks,
         np.array(addresses, np.int64),
-        like_half,
-        like_gate,
-        like_experts,
-        [(stack.layers[numbers[0]], np.array(numbers)) for numbers in alike.values()],
+        (like_half, like_gate, like_experts),
+        [Alike(stack.layers[numbers[0]], np.array(numbers)) for numbers in alike.values()],
+        tuple(layer.pages.probe for layer in stack.layers),
     )

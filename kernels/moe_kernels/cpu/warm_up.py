@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from moe_kernels.cpu.jit import CACHE_FOLDER
 from moe_kernels.cpu.turns import in_turn
 from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
+from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.grouped_query import GroupedQueryLayer, grouped_query
@@ -34,6 +36,7 @@ from moe_kernels.permute import sort_by_slot
 from moe_kernels.router import RouterSpec
 from moe_kernels.sampling import Cut, sample
 from moe_kernels.stack import Stack, StackLayer, run_stack
+from moe_kernels.step_tokens import StepTokens
 from moe_kernels.warm_up import Needs, Step
 
 _WIDTH = 16
@@ -109,7 +112,13 @@ def _layers(dtype: torch.dtype, router: torch.dtype) -> None:
     one = torch.zeros(1, dtype=torch.int64)
     copies, experts = Copies(one.view(1, 1), one.view(1, 1), one), Experts(*_expert(dtype))
     layer = StackLayer(_attention_layer(dtype), _pages(), _gate(router), copies, one, experts)
-    run_stack(torch.zeros(1, _WIDTH), Stack((layer,)), _attention_step(), one.numpy())
+    stack, turn = Stack((layer,)), one.numpy()
+    run_stack(torch.zeros(1, _WIDTH), stack, _attention_step(), turn)
+    rows_VH, angles = torch.zeros(1, _WIDTH, dtype=dtype), torch.zeros(1, _WIDTH // 2)
+    ends = Ends(Embedding(rows_VH), angles, angles, Head(rows_VH[0], 1e-6, rows_VH))
+    number = np.zeros(1, np.int64)
+    tokens = StepTokens(number, np.array([[0, 1, 1]]), number, number, block_size=16)
+    forward(tokens, ends, stack, turn)
 
 
 def _attention_layer(dtype: torch.dtype) -> GroupedQueryLayer:

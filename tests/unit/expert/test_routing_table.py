@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_api.plan import GroupPlan, Member, encode_layers, even_fractions
-from moe_worker.expert.routing_table import RoutingTable
+from moe_worker.expert.routing_table import RoutingTable, Turns, turns
 
 UNEVEN = (0.62, 0.25, 0.13)
 
@@ -263,3 +263,10 @@ def test_an_expert_without_a_slot_is_refused_by_name() -> None:
 def test_a_stranger_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"experts \[5\], the model has 0 to 1"):
         even_table(slots([0, 1], [5, -1]), 2)
+
+
+def test_turns_made_ahead_are_those_of_each_step() -> None:
+    made = Turns(3, 2)
+    for step in (0, 1, 63, 64, 65, 200, 199, 0, 1 << 40):
+        assert np.array_equal(made.of(step), turns(3, 2, step)[0])
+    assert len(np.unique(turns(0, 8, 0, 50))) == 8 * 50

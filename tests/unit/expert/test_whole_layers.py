@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,14 @@ from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionRows, plan_attention
 from moe_kernels.attention_step import AttentionStep
+from moe_kernels.forward import Ends
 from moe_kernels.gate import Gate
 from moe_kernels.grouped_query import GroupedQueryLayer, grouped_query
+from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_formats import HeadsShape, KvFormat
 from moe_kernels.kv_pages import KvPages, allocate_pages
 from moe_kernels.router import RouterSpec
+from moe_kernels.step_tokens import StepTokens
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher, DispatchShape
 from moe_worker.expert.exchange import LocalExchange
@@ -93,6 +97,16 @@ class Rank:
         return x_TH
 
 
+def ends_of(rank: Rank) -> Ends:
+    rows_VH, angles = rank.normal(9, HIDDEN), torch.ones(16, WIDTH // 2)
+    return Ends(Embedding(rows_VH), angles, angles, Head(rank.normal(HIDDEN), 1e-6, rows_VH))
+
+
+def the_tokens(num_tokens: int = TOKENS) -> StepTokens:
+    spans_SC = np.array([[0, num_tokens, 1]])
+    return StepTokens(np.arange(num_tokens), spans_SC, np.zeros(1, np.int64), np.array([1, 4]), 16)
+
+
 def a_cache() -> KvPages:
     return allocate_pages(KvFormat("fp32"), HeadsShape(1, WIDTH), 1, 16)
 
@@ -125,6 +139,32 @@ def test_they_give_what_layer_by_layer_gives_after_every_change() -> None:
         rank.counters.resize(SLOTS + 1)
         rank.bank.w2_LSHI[0].mul_(2)
     assert_alike(one, other)
+
+
+def test_a_whole_model_gives_what_its_ends_around_the_layers_give() -> None:
+    one, other = Rank(), Rank()
+    ends, tokens = ends_of(one), the_tokens()
+    for rank in (one, other):
+        rank.run = replace(rank.run, first_layer=0)
+    other.x_TH = embed(tokens.ids_T, ends.embedding)
+    for _ in range(3):
+        one.experts.begin_step([TOKENS])
+        found = one.experts.forward(one.run, one.pages_L, tokens, ends)
+        one.experts.commit_step()
+        assert found is not None
+        whole_TH = other.whole()
+        assert whole_TH is not None
+        assert torch.equal(found, head_logits(whole_TH, tokens.sample_rows_B, ends.head))
+        assert one.counters.snapshot() == other.counters.snapshot()
+
+
+def test_a_whole_model_is_refused_as_its_layers_are() -> None:
+    rank = Rank()
+    rank.run, ends = replace(rank.run, first_layer=0), ends_of(rank)
+    rank.experts.begin_step([LARGEST + 1])
+    assert rank.experts.forward(rank.run, rank.pages_L, the_tokens(LARGEST + 1), ends) is None
+    with pytest.raises(ValueError, match=f"do not fit {LARGEST + 1} agreed tokens"):
+        rank.experts.forward(rank.run, rank.pages_L, the_tokens(), ends)
 
 
 def test_more_tokens_than_a_round_are_left_to_the_single_layers() -> None:

@@ -172,7 +172,7 @@ def test_nvfp4_keys_and_values_keep_the_direction_of_the_output() -> None:
 
 
 def test_passes_stay_within_their_bounds() -> None:
-    rows = [AttentionRows(1000 - 7 * i, 40, list(range(64))) for i in range(30)]
+    rows = [AttentionRows(1000 - 7 * i, 40, list(range(65))) for i in range(30)]
     rows.append(AttentionRows(SPAN_TOKENS * (MAX_SPANS_PER_PASS + 3), 1, list(range(300))))
     plan = plan_attention(rows, 16)
     tiles = 0

@@ -16,6 +16,7 @@ from moe_kernels.bins import BinLayout, Bins
 from moe_kernels.copies import Copies, place_choices
 from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.experts import Experts, add_experts
+from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import Gate, route
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.grouped_query import GroupedQueryLayer, grouped_query
@@ -30,6 +31,7 @@ from moe_kernels.permute import sort_by_slot
 from moe_kernels.router import RouterSpec
 from moe_kernels.sampling import Cut, sample
 from moe_kernels.stack import Stack, StackLayer, run_stack
+from moe_kernels.step_tokens import StepTokens
 from moe_kernels.warm_up import EVERY_NEED, Needs, warm_up, warm_up_steps
 from moe_worker.engine.kernel_needs import kernel_needs
 from moe_worker.model.config import load_architecture
@@ -103,12 +105,13 @@ def an_attention_half(tokens: int) -> None:
     copies = Copies(none[:, None], none[:, None] + (1 << 32), none)
     for router in (BF16, torch.float32):
         gate = Gate(RouterSpec(2, 1), w[0], 1e-6, w[:2].to(router), vectors[0, :2], None)
-        run_stack(
-            x,
-            Stack((StackLayer(layer, pages, gate, copies, none, experts),)),
-            step,
-            np.array([1 << 60]),
-        )
+        stack, turn = Stack((StackLayer(layer, pages, gate, copies, none, experts),)), np.array([1])
+        run_stack(x, stack, step, turn << 60)
+        angles = torch.ones(tokens, width // 4)
+        ends = Ends(Embedding(w, 12.0), angles, angles, Head(w[0], 1e-6, w, 8.0))
+        ids, blocks = np.arange(tokens) % 3, np.arange(-(-tokens // 16))
+        spans_SC = np.array([[0, tokens, len(blocks)]])
+        forward(StepTokens(ids, spans_SC, blocks, ids, 16), ends, stack, turn)
 
 
 def test_nothing_is_left_to_compile_in_a_step() -> None:
@@ -118,6 +121,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         copies,
         dispatch,
         experts,
+        forward,
         frozen,
         gate,
         grouped_gemm,
@@ -129,6 +133,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         permute,
         sampling,
         stack,
+        step_arrays,
     )
 
     kernels = [
@@ -139,7 +144,9 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         gate.route_rows,
         copies.place,
         stack.run_layers,
-        frozen._write,
+        forward.forward_rows,
+        step_arrays.make_step,
+        frozen.freeze,
         head.widen_rows,
         head.head_rows,
         norm_rope.norm_rows,

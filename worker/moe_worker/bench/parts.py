@@ -33,7 +33,9 @@ MEANINGS: Mapping[Part, str] = {
     "sample": "drawing tokens",
     "other": "calls that this table does not know",
 }
-COMPOSED = frozenset(("stack", "grouped_query", "gate", "experts", "mlp", "head", "embedding"))
+COMPOSED = frozenset(
+    ("forward", "stack", "grouped_query", "gate", "experts", "mlp", "head", "embedding")
+)
 """Operations made of others."""
 OF_OPERATION: Mapping[str, Part] = {
     "paged_attention": "attend",

@@ -85,6 +85,7 @@ class Dispatcher:
         scopes: Sequence[Scope] | None = None,
     ) -> None:
         self.exchange, self.shape, self.layout = exchange, shape, shape.layout
+        self.row_bytes = shape.row_bytes
         device, size = torch.device(device), exchange.size
         self.observer: Observer = observer or Unobserved()
         self.scopes: Sequence[Scope] = scopes or ["remote"] * size
@@ -128,12 +129,11 @@ class Dispatcher:
                 f"{expected[0]} agreed tokens, {expected[1]} choices, hidden {self.shape.hidden}"
             )
 
-    def check_tokens(self, x_TH: Tensor, tokens_R: Sequence[int]) -> None:
-        """As `check`, before the choices are made."""
-        if x_TH.shape != (tokens_R[self.exchange.rank], self.shape.hidden):
+    def check_tokens(self, num_tokens: int, tokens_R: Sequence[int]) -> None:
+        """Raise ValueError unless so many tokens of this rank were agreed."""
+        if num_tokens != tokens_R[self.exchange.rank]:
             raise ValueError(
-                f"rows {list(x_TH.shape)} do not fit {tokens_R[self.exchange.rank]} agreed tokens, "
-                f"hidden {self.shape.hidden}"
+                f"{num_tokens} tokens do not fit {tokens_R[self.exchange.rank]} agreed tokens"
             )
 
     def outbox(self, peer: int, num_tokens: int, num_rows: int) -> Tensor:

@@ -2,10 +2,11 @@
 
 route → look up slots → dispatch → experts → combine. It is called for every MoE layer in every
 step, with no tokens too: an idle rank serves the others' rows. A rank that is alone has nothing to
-dispatch: it computes runs of whole layers in one call, with the same numbers.
+dispatch: it computes runs of whole layers, or the whole model, in one call with the same numbers.
 
-Neighbours: `gate`, `experts` and `stack` of `moe_kernels`, `routing_table`, `dispatch`, `bank`,
-`load` are the parts; the engine begins and ends each step here and replaces the table at a switch.
+Neighbours: `gate`, `experts`, `stack` and `forward` of `moe_kernels`, `routing_table`, `dispatch`,
+`bank`, `load` are the parts; the engine begins and ends each step here and replaces the table at a
+switch.
 
 Letters: T tokens, P rows of a piece, H hidden, E logical experts, K choices, S slots.
 """
@@ -22,15 +23,17 @@ from moe_kernels.activation import SILU, Activation
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import Unpacked
 from moe_kernels.experts import Experts, add_experts
+from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import route
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.mlp import Mlp, mlp
-from moe_kernels.stack import Stack, StackLayer, run_stack
+from moe_kernels.stack import Counts, Stack, StackLayer, run_stack
+from moe_kernels.step_tokens import StepTokens
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher
 from moe_worker.expert.load import LoadCounters
-from moe_worker.expert.routing_table import RoutingTable, turns
+from moe_worker.expert.routing_table import RoutingTable, Turns
 from moe_worker.model.layer_run import LayerRun
 from moe_worker.model.second_half import ExpertHalf
 
@@ -42,6 +45,7 @@ class _MadeStack(NamedTuple):
     pages_L: tuple[KvPages, ...]
     num_resizes: int
     stack: Stack
+    turns: Turns
 
 
 class ExpertLayers:
@@ -52,6 +56,8 @@ class ExpertLayers:
         self._sent_LE = torch.zeros(
             (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
         )
+        self._sent = self._sent_LE.numpy() if self._sent_LE.device.type == "cpu" else None
+        """The same memory: few numbers are added sooner without torch."""
         self._num_steps = 0
         self._made: dict[int, _MadeStack] = {}
         """By the run's first layer. Like `_experts_L` they hold on to the bank's tensors: a rank
@@ -79,7 +85,11 @@ class ExpertLayers:
     def commit_step(self) -> None:
         """The step succeeded: its tokens count."""
         self._num_steps += 1
-        self._sent_LE += self._counters.draft_routed_LE.to(self._bank.device)
+        drafted_LE = self._counters.draft_routed_LE
+        if self._sent is None:
+            self._sent_LE += torch.from_numpy(drafted_LE).to(self._sent_LE.device)
+        else:
+            self._sent += drafted_LE
         self._counters.commit()
 
     def __call__(self, layer: int, x_TH: Tensor, half: ExpertHalf) -> Tensor:
@@ -100,25 +110,47 @@ class ExpertLayers:
     ) -> Tensor | None:
         """All layers of a run in one call, with the same numbers, where this rank is alone and the
         step fits into one round."""
-        dispatcher, num_tokens, num_layers = self._joined, x_TH.shape[0], len(run.layers)
-        shape = dispatcher.shape
-        if dispatcher.exchange.size > 1 or num_tokens > shape.tokens_per_round:
+        num_tokens = x_TH.shape[0]
+        if not self._at_once(num_tokens):
             return None
-        dispatcher.check_tokens(x_TH, self._tokens_R)
-        first = run.first_ordinal
-        turn_L = turns(first, num_layers, self._num_steps)
-        passed = run_stack(x_TH, self._stack(run, pages_L), step, turn_L)
-        dispatcher.observer.sent("self", num_layers * num_tokens * shape.row_bytes)
-        self._counters.count_run(first, passed.chosen_LE, passed.num_strangers, passed.served_LS)
-        return passed.x_TH
+        made = self._stack(run, pages_L)
+        x_TH, counts = run_stack(x_TH, made.stack, step, made.turns.of(self._num_steps))
+        self._count(run, num_tokens, counts)
+        return x_TH
 
-    def _stack(self, run: LayerRun, pages_L: tuple[KvPages, ...]) -> Stack:
+    def forward(
+        self, run: LayerRun, pages_L: tuple[KvPages, ...], tokens: StepTokens, ends: Ends
+    ) -> Tensor | None:
+        """The same with the model's ends, of a run that is all layers: the step's logits."""
+        if not self._at_once(tokens.num_tokens):
+            return None
+        made = self._stack(run, pages_L)
+        logits_BV, counts = forward(tokens, ends, made.stack, made.turns.of(self._num_steps))
+        self._count(run, tokens.num_tokens, counts)
+        return logits_BV
+
+    def _at_once(self, num_tokens: int) -> bool:
+        """Raises ValueError unless so many tokens were agreed."""
+        dispatcher = self._joined
+        if dispatcher.exchange.size > 1 or num_tokens > dispatcher.shape.tokens_per_round:
+            return False
+        dispatcher.check_tokens(num_tokens, self._tokens_R)
+        return True
+
+    def _count(self, run: LayerRun, num_tokens: int, counts: Counts) -> None:
+        dispatcher = self._joined
+        num_rows = len(run.layers) * num_tokens
+        dispatcher.observer.sent("self", num_rows * dispatcher.row_bytes)
+        self._counters.count_run(run.first_ordinal, counts)
+
+    def _stack(self, run: LayerRun, pages_L: tuple[KvPages, ...]) -> _MadeStack:
         """Made anew after a switch, for other pages, and when the bank was resized."""
         made, num_resizes = self._made.get(run.first_layer), self._bank.num_resizes
         if made is None or made.pages_L is not pages_L or made.num_resizes != num_resizes:
-            made = _MadeStack(pages_L, num_resizes, Stack(tuple(self._layers(run, pages_L))))
-            self._made[run.first_layer] = made
-        return made.stack
+            stack = Stack(tuple(self._layers(run, pages_L)))
+            turns = Turns(run.first_ordinal, len(run.layers))
+            made = self._made[run.first_layer] = _MadeStack(pages_L, num_resizes, stack, turns)
+        return made
 
     def _layers(self, run: LayerRun, pages_L: tuple[KvPages, ...]) -> Iterator[StackLayer]:
         for place, (attention, half) in enumerate(run.layers):
@@ -175,8 +207,7 @@ class ExpertLayers:
         buffers of bounded size."""
         dispatcher.check(normed_TH, ids_TK, self._tokens_R)
         slots_TK, shape = self._places(layer, ids_TK), dispatcher.shape
-        num_tokens = normed_TH.shape[0]
-        dispatcher.observer.sent("self", num_tokens * shape.row_bytes)
+        dispatcher.observer.sent("self", normed_TH.shape[0] * dispatcher.row_bytes)
         given = onto_TH, normed_TH, slots_TK, weights_TK
         outputs: list[Tensor] = []
         for onto_tH, normed_tH, slots_tK, weights_tK in _rounds(given, shape.tokens_per_round):

@@ -33,6 +33,7 @@ from moe_placement.placement import Placement
 from moe_placement.topology.borders import near, shares_from
 
 _ALL_BITS = (1 << 64) - 1
+_STEPS_AHEAD = 64
 _MEMBER_STEP = 13348189408090370666
 """2⁶⁴ · (5 + √5) ÷ 10: starts of members 0, 1, 2 … are a low-discrepancy sequence too, and no small
 multiple of 1 ÷ φ apart: ranks a few tokens ahead of each other do not fall into step."""
@@ -122,7 +123,7 @@ class RoutingTable:
             sent_E: int64 [E], tokens this rank has sent to each expert of the layer before.
             step: number of the step, for the turn by which places in the batch get their points.
         """
-        return place_choices(ids_TK, self.copies_L[layer], sent_E, int(turns(layer, 1, step)[0]))
+        return place_choices(ids_TK, self.copies_L[layer], sent_E, int(turns(layer, 1, step)[0, 0]))
 
 
 def check_covered(slots_LRS: SlotsLRS, num_experts: int) -> None:
@@ -162,11 +163,30 @@ def _starts(num_layers: int, num_experts: int, member: int) -> npt.NDArray[np.in
     return starts.astype(np.int64).reshape(num_layers, num_experts)
 
 
-def turns(first_layer: int, num_layers: int, step: int) -> npt.NDArray[np.int64]:
-    """A number of up to 62 bits for each of neighbouring layers, another one in each step."""
+def turns(
+    first_layer: int, num_layers: int, first_step: int, num_steps: int = 1
+) -> npt.NDArray[np.int64]:
+    """A number of up to 62 bits for each of neighbouring layers in each step, int64 by step."""
     layers = np.arange(first_layer, first_layer + num_layers)
-    numbers: npt.NDArray[np.uint64] = ((step << 12) + layers).astype(np.uint64)
+    steps = np.arange(first_step, first_step + num_steps)
+    numbers = ((steps[:, None] << 12) + layers).astype(np.uint64)
     return (_scattered(numbers) >> np.uint64(2)).astype(np.int64)
+
+
+class Turns:
+    """Those of some layers, made for many steps at once: a dozen calls for a few numbers."""
+
+    def __init__(self, first_layer: int, num_layers: int) -> None:
+        self._layers = first_layer, num_layers
+        self._first_step = 0
+        self._made = turns(*self._layers, 0, _STEPS_AHEAD)
+
+    def of(self, step: int) -> npt.NDArray[np.int64]:
+        """By layer."""
+        if not 0 <= step - self._first_step < _STEPS_AHEAD:
+            self._first_step, self._made = step, turns(*self._layers, step, _STEPS_AHEAD)
+        turn_L: npt.NDArray[np.int64] = self._made[step - self._first_step]
+        return turn_L
 
 
 def _scattered(n: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

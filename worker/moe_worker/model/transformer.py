@@ -15,11 +15,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from moe_kernels.attention_plan import AttentionPlan
 from moe_kernels.attention_step import AttentionStep
+from moe_kernels.forward import Ends
 from moe_kernels.head import Embedding, Head, embed, head_logits
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.norm_rope import rope_table
+from moe_kernels.step_tokens import StepTokens
 from moe_worker.model import rope
 from moe_worker.model.attention_kinds import build_attention
 from moe_worker.model.layer_run import LayerRun, runs_of
@@ -40,20 +41,11 @@ class Moe(Protocol):
         ranks take part or the step is too large."""
         ...
 
-
-class Step(Protocol):
-    """What `forward` reads of a batch."""
-
-    @property
-    def token_ids_T(self) -> Tensor: ...
-    @property
-    def positions_T(self) -> Tensor: ...
-    @property
-    def slots_T(self) -> Tensor: ...
-    @property
-    def sample_rows_B(self) -> Tensor: ...
-    @property
-    def attention(self) -> AttentionPlan: ...
+    def forward(
+        self, run: LayerRun, pages_L: tuple[KvPages, ...], tokens: StepTokens, ends: Ends, /
+    ) -> Tensor | None:
+        """The same of a run that is all layers, with the model's ends: logits float32 [B, V]."""
+        ...
 
 
 class Cache(Protocol):
@@ -70,32 +62,37 @@ class Transformer:
         self.shared = shared
         device = shared.embedding_VH.device
         self.max_positions = max_positions or arch.max_positions
-        # On the processor first, so that every device turns by the same angles.
-        table = rope_table(
-            self.max_positions, rope.frequencies(arch.rope), rope.magnitude(arch.rope)
-        )
-        self._cos, self._sin = (part.to(device) for part in table)
         self._attentions = [
             build_attention(arch, layer, weights.attention_norm_H, weights.attention)
             for layer, weights in enumerate(shared.layers)
         ]
         multipliers = arch.multipliers
-        self._embedding = Embedding(shared.embedding_VH, multipliers.embedding)
-        self._head = Head(shared.norm_H, arch.rms_eps, shared.lm_head_VH, multipliers.logits)
+        # On the processor first, so that every device turns by the same angles.
+        table = rope_table(
+            self.max_positions, rope.frequencies(arch.rope), rope.magnitude(arch.rope)
+        )
+        cos_PF, sin_PF = (part.to(device) for part in table)
+        self._ends = Ends(
+            Embedding(shared.embedding_VH, multipliers.embedding),
+            cos_PF,
+            sin_PF,
+            Head(shared.norm_H, arch.rms_eps, shared.lm_head_VH, multipliers.logits),
+        )
         self._second_halves = [build_second_half(arch, weights) for weights in shared.layers]
         self._ordinals = {number: ordinal for ordinal, number in enumerate(arch.moe_layers)}
         runs = runs_of(self._attentions, self._second_halves)
         self._runs = {run.first_layer: run for run in runs}
+        self._all = next((run for run in runs if len(run.layers) == arch.num_layers), None)
+        """The run of all layers, where they are one."""
 
-    def forward(self, batch: Step, cache: Cache, moe: Moe) -> Tensor:
-        """Logits float32 [B, V] of the batch's sampled rows; writes the batch's keys and values."""
-        x_TH = embed(batch.token_ids_T, self._embedding)
-        step = AttentionStep(
-            self._cos[batch.positions_T],
-            self._sin[batch.positions_T],
-            batch.slots_T,
-            batch.attention,
-        )
+    def forward(self, tokens: StepTokens, cache: Cache, moe: Moe) -> Tensor:
+        """Logits float32 [B, V] of the step's sampled rows; writes its keys and values."""
+        if self._all is not None:
+            logits_BV = moe.forward(self._all, cache.layers, tokens, self._ends)
+            if logits_BV is not None:
+                return logits_BV
+        x_TH = embed(tokens.ids_T, self._ends.embedding)
+        step = self._ends.attention_step(tokens)
         number = 0
         while number < self.arch.num_layers:
             run = self._runs.get(number)
@@ -105,7 +102,7 @@ class Transformer:
                 number += 1
             else:
                 x_TH, number = whole_TH, run.end_layer
-        return head_logits(x_TH, batch.sample_rows_B, self._head)
+        return head_logits(x_TH, tokens.sample_rows_B, self._ends.head)
 
     def _layer(
         self, number: int, x_TH: Tensor, pages: KvPages, step: AttentionStep, moe: Moe
