@@ -21,11 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import prange
 from torch import Tensor
 
 from moe_kernels import implementation
-from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
+from moe_kernels.cpu.parts import meet, new_board, take, take_next
+from moe_kernels.cpu.team import num_threads, together
 from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.linear import linear
 from moe_kernels.norm_rope import rms_norm, rope
@@ -162,13 +163,18 @@ def _sum_part(part: Index, parts: int, numbers: Array, sums: Array) -> None:
     sums[part] = total
 
 
-@parallel
+@compiled
 def _sum(numbers: Array, sums: Array, threads: int) -> None:
-    if threads == 1:
-        _sum_part(0, 1, numbers, sums)
-    else:
-        for part in prange(threads):
-            _sum_part(np.int64(part), threads, numbers, sums)
+    together(_walk, threads, new_board(1), numbers, sums)
+
+
+@inner
+def _walk(board: Array, numbers: Array, sums: Array) -> None:
+    part = take(board, 0)
+    while part < sums.size:
+        _sum_part(part, sums.size, numbers, sums)
+        part = take_next(board, 0)
+    meet(board, 0, sums.size)
 
 
 def read_bytes_per_second(rounds: int) -> float:

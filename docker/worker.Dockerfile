@@ -9,9 +9,6 @@ RUN python -m build --wheel --outdir /wheels
 
 FROM python:3.11-slim-bookworm
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
-# OpenMP: without it the kernels have one thread.
-RUN apt-get update && apt-get install --yes --no-install-recommends libgomp1 \
-    && rm -rf /var/lib/apt/lists/*
 COPY constraints.txt /tmp/constraints.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-compile --constraint /tmp/constraints.txt \

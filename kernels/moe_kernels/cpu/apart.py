@@ -1,7 +1,7 @@
 """Functions that are compiled once, apart from the kernels that call them.
 
 numba puts the code of everything that a kernel reaches into that kernel's library and optimises it
-again, once for each function on the way and each parallel region. For a large function that is most
+again, once for each function on the way. For a large function that is most
 of a cold start. One that is `apart` is a library by itself; callers hold nothing but the name of a
 slot and call the address that they find in it. Slots exist from the import on, so that a caller can
 be loaded from the cache at any time; they are to be filled before the first call.
@@ -35,21 +35,15 @@ class Slot:
     """Where callers find the code of `function` for arguments of these numba types.
 
     It returns nothing; its arrays are C-contiguous, its whole numbers int64. The types of its
-    arrays tell it from others of the same name. A `parallel` one may have `prange` loops.
+    arrays tell it from others of the same name.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., None],
-        kinds: Sequence[Any],
-        *,
-        parallel: bool = False,
-    ) -> None:
-        self._function, self._kinds, self._parallel = function, kinds, parallel
+    def __init__(self, name: str, function: Callable[..., None], kinds: Sequence[Any]) -> None:
+        self._function, self._kinds = function, kinds
         self._address = ctypes.c_void_p(None)
         self._code: Any = None
-        llvmlite.binding.add_symbol(_symbol(name, kinds), ctypes.addressof(self._address))
+        self.symbol = _symbol(name, kinds)
+        llvmlite.binding.add_symbol(self.symbol, ctypes.addressof(self._address))
 
     def fill(self) -> None:
         """Compile the function, or load it from the cache; nothing to do the second time."""
@@ -60,7 +54,6 @@ class Slot:
                 code = numba.cfunc(
                     types.void(*self._kinds),
                     cache=CACHE_FOLDER is not None,
-                    parallel=self._parallel,
                     error_model="numpy",
                     boundscheck=False,
                 )(self._function)
@@ -86,14 +79,34 @@ def call_apart(typing_context: Any, name: Any, *kinds: Any) -> Any:
             values.append(context.cast(builder, value, kind, passed[-1]))
         packer = context.get_arg_packer(passed)
         function = ir.FunctionType(ir.VoidType(), packer.argument_types)
-        slot = builder.module.globals.get(symbol)
-        if slot is None:
-            slot = cgutils.add_global_variable(builder.module, _ADDRESS, symbol)
-        code = builder.bitcast(builder.load(slot), function.as_pointer())
+        code = builder.bitcast(load_slot(builder, symbol), function.as_pointer())
         builder.call(code, packer.as_arguments(builder, values))
         return context.get_dummy_value()
 
     return types.void(name, types.Tuple(kinds)), generate
+
+
+def load_slot(builder: Any, symbol: str) -> Any:
+    """For code generators: the address that the slot of this symbol holds."""
+    slot = builder.module.globals.get(symbol)
+    if slot is None:
+        slot = cgutils.add_global_variable(builder.module, _ADDRESS, symbol)
+    return builder.load(slot)
+
+
+def unowned(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """For code generators: the value with arrays that nobody counts, because their owners live
+    longer than whoever gets it."""
+    if isinstance(kind, types.Array):
+        array = context.make_array(kind)(context, builder, value)
+        array.meminfo = cgutils.get_null_value(array.meminfo.type)
+        array.parent = cgutils.get_null_value(array.parent.type)
+        return array._getvalue()
+    if isinstance(kind, types.BaseTuple):
+        for place, member in enumerate(kind):
+            inner = unowned(context, builder, member, builder.extract_value(value, place))
+            value = builder.insert_value(value, inner, place)
+    return value
 
 
 def _symbol(name: str, kinds: Sequence[Any]) -> str:

@@ -28,7 +28,7 @@ value, U units, P partial results.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange, types
+from numba import types
 
 from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.attention_chunks import (
@@ -55,7 +55,7 @@ from moe_kernels.cpu.attention_work import (
     POSITION,
     TABLE_START,
 )
-from moe_kernels.cpu.jit import Array, compiled, inner, parallel
+from moe_kernels.cpu.jit import Array, compiled, inner
 from moe_kernels.cpu.kv_codes import (
     FP32,
     STORED_SIDE,
@@ -67,12 +67,14 @@ from moe_kernels.cpu.kv_codes import (
     side_at,
 )
 from moe_kernels.cpu.lanes import address_of
+from moe_kernels.cpu.parts import meet, new_board, take, take_next
+from moe_kernels.cpu.team import together
 
 PREFETCH_BLOCKS = 2
 
 
-@parallel
-def attend_parallel(
+@compiled
+def attend_all(
     q_THD: Array,
     key: StoredSide,
     key_tail: StoredSide,
@@ -90,14 +92,28 @@ def attend_parallel(
     out_THV: Array,
 ) -> None:
     """`attend_range` by as many threads as `bounds` has ranges."""
-    for thread in prange(len(bounds) - 1):
-        attend_range(
-            q_THD, key, key_tail, value, units, bounds[np.int64(thread)],
-            bounds[np.int64(thread) + 1], tables, block_size, window, scale, sinks_H, center_ND,
-            channel_ND, partials, out_THV,
-        )  # fmt: skip
+    together(
+        _walk, bounds.size - 1, new_board(1), q_THD, key, key_tail, value, units, bounds, tables,
+        block_size, window, scale, sinks_H, center_ND, channel_ND, partials, out_THV,
+    )  # fmt: skip
     if len(partials.tops_P):
         join_units(units, partials, out_THV)
+
+
+@inner
+def _walk(
+    board, q_THD, key, key_tail, value, units, bounds, tables, block_size, window, scale, sinks_H,
+    center_ND, channel_ND, partials, out_THV,
+):  # fmt: skip
+    parts = bounds.size - 1
+    part = take(board, 0)
+    while part < parts:
+        attend_range(
+            q_THD, key, key_tail, value, units, bounds[part], bounds[part + 1], tables, block_size,
+            window, scale, sinks_H, center_ND, channel_ND, partials, out_THV,
+        )  # fmt: skip
+        part = take_next(board, 0)
+    meet(board, 0, parts)
 
 
 @compiled

@@ -1,5 +1,6 @@
-"""The experts' half of a layer in one compiled call, in three phases.
+"""The experts' half of a layer in one compiled call, in four phases.
 
+  SORT   the pairs of tokens and choices by slot;
   ROUND  rows of the chosen experts, rounded to what the weights store;
   UP     threads share the columns of the gate and up projections and their activation;
   DOWN   they share those of the down projection, and a thread then adds up its own columns of
@@ -20,24 +21,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import prange, types
+from numba import types
 from torch import Tensor
 
 from moe_kernels.cpu.activation import divide_row, parameters, whole_exponential
 from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.arrays import UnsupportedDtype, float32_array, stored_array
 from moe_kernels.cpu.grouped_gemm import down_part, up_part
-from moe_kernels.cpu.jit import Array, Index, compiled, inner, num_threads
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.linear import SMALL_PRODUCT
-from moe_kernels.cpu.permute import place_pairs
+from moe_kernels.cpu.parts import cut, meet, new_board, parts_for, take, take_next
+from moe_kernels.cpu.permute import sort_pairs
 from moe_kernels.cpu.product import STORED, multiply, round_rows
+from moe_kernels.cpu.team import num_threads, together
 from moe_kernels.experts import Experts
 from moe_kernels.mlp import Mlp
 
 FEW_ROWS = 32
 """Rows that one thread rounds sooner than two would meet."""
-_ROUND, _UP, _DOWN = range(3)
-_NUM_PHASES = 3
+_SORT, _ROUND, _UP, _DOWN = range(4)
+NUM_PHASES = 4
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 _NOTHING_TH = np.empty((0, 0), np.float32)
 
@@ -167,8 +170,7 @@ def _alike(*tensors: Tensor) -> list[Array]:
         names = ", ".join(sorted(map(str, dtypes)))
         raise UnsupportedDtype(f"weights of one network are {names}: must be of one type")
     arrays = [stored_array(tensor) for tensor in tensors]
-    for slot in _SLOTS[arrays[0].dtype]:
-        slot.fill()
+    _SLOTS[arrays[0].dtype].fill()
     return arrays
 
 
@@ -195,86 +197,107 @@ def add_expert_rows(
 ) -> None:
     """Fills the last two, with up to so many threads; `expert_arrays` comes before. `onto_TH`
     without rows = nothing is added to."""
-    # A parallel region takes no tuples of tuples.
-    call_apart(
-        "add_experts", onto_TH, x_TH, slots_TK, weights_TK, experts.routed, experts.shared,
-        experts.numbers, out_TH, served_S, threads,
+    board = new_board(NUM_PHASES)
+    num_floats, num_numbers = expert_room(x_TH.shape[0], slots_TK.shape[1], experts, served_S.size)
+    room, numbers_room = np.empty(num_floats, np.float32), np.empty(num_numbers, np.int64)
+    together(
+        _experts_alone, threads, board, onto_TH, x_TH, slots_TK, weights_TK, experts, room,
+        numbers_room, out_TH, served_S, threads,
     )  # fmt: skip
 
 
-def _add_experts(
-    onto_TH: Array,
-    x_TH: Array,
-    slots_TK: Array,
-    weights_TK: Array,
-    routed: RoutedArrays,
-    shared: SharedArrays,
-    numbers: ExpertNumbers,
-    out_TH: Array,
-    served_S: Array,
+@inner
+def _experts_alone(
+    board: Array, onto_TH: Array, x_TH: Array, slots_TK: Array, weights_TK: Array,
+    experts: ExpertArrays, room: Array, numbers_room: Array, out_TH: Array, served_S: Array,
     threads: int,
-) -> None:
-    # As variables: of literals numba would compile everything once more.
-    zero = np.int64(0)
-    one: Any = np.int64(1)
-    num_tokens, hidden = x_TH.shape
-    products = 2 * num_tokens * hidden
-    products *= slots_TK.shape[1] * routed.w2_SHI.shape[1] + shared.w2_HJ.shape[1]
-    if products < SMALL_PRODUCT:
-        threads = one
-    order_P, offsets = place_pairs(slots_TK.reshape(-1), served_S.size)
-    num_pairs, intermediate = order_P.size, routed.w2_SHI.shape[1]
-    # Without a shared expert its arrays have no rows.
-    num_dense = num_tokens if shared.w2_HJ.size > 0 else 0
-    num_gated = num_dense if shared.gate_1H.size > 0 else 0
-    rows = _Rows(
-        offsets,
-        np.empty((num_pairs, hidden), np.float32),
-        np.empty((num_pairs, 2 * intermediate), np.float32),
-        np.empty((num_pairs, intermediate), np.float32),
-        np.empty((num_pairs, hidden), np.float32),
-        np.array([0, num_dense]),
-        np.empty((num_dense, hidden), np.float32),
-        np.empty((num_dense, 2 * shared.w2_HJ.shape[1]), np.float32),
-        np.empty((num_dense, shared.w2_HJ.shape[1]), np.float32),
-        np.empty((num_dense, hidden), np.float32),
-        np.empty((num_gated, 1), np.float32),
-        _places(order_P, offsets, slots_TK.size, served_S),
-    )
-    for phase in range(_NUM_PHASES):
-        alone = threads == 1 or (phase == _ROUND and num_pairs + num_dense < FEW_ROWS)
-        if alone:
-            _run_part(
-                phase, zero, one, x_TH, order_P, slots_TK, routed, shared, numbers, rows,
-                weights_TK, onto_TH, out_TH,
-            )  # fmt: skip
-        else:
-            for part in prange(threads):
-                _run_part(
-                    phase, np.int64(part), threads, x_TH, order_P, slots_TK, routed, shared,
-                    numbers, rows, weights_TK, onto_TH, out_TH,
-                )  # fmt: skip
+) -> None:  # fmt: skip
+    expert_phases(
+        board, 0, onto_TH, x_TH, slots_TK, weights_TK, experts, room, numbers_room, out_TH,
+        served_S, threads,
+    )  # fmt: skip
 
 
 @inner
-def _run_part(
-    phase: Index, part: Index, parts: int, x_TH: Array, order_P: Array, slots_TK: Array,
-    routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers, rows: _Rows,
-    weights_TK: Array, onto_TH: Array, out_TH: Array,
+def expert_phases(
+    board: Array, first_phase: Index, onto_TH: Array, x_TH: Array, slots_TK: Array,
+    weights_TK: Array, experts: ExpertArrays, room: Array, numbers_room: Array, out_TH: Array,
+    served_S: Array, threads: Index,
 ) -> None:  # fmt: skip
-    call_apart(
-        "experts_part", phase, part, parts, x_TH, order_P, slots_TK, routed, shared, numbers, rows,
-        weights_TK, onto_TH, out_TH,
+    """What each thread does, see `parts`; the rooms have at least what `expert_room` says."""
+    routed, shared = experts.routed, experts.shared
+    num_tokens, hidden = x_TH.shape
+    most_rows = slots_TK.size + num_tokens
+    rows = _rows_in(room, numbers_room, num_tokens, slots_TK.shape[1], experts, served_S.size)
+    products = 2 * num_tokens * hidden
+    products *= slots_TK.shape[1] * routed.w2_SHI.shape[1] + shared.w2_HJ.shape[1]
+    if products < SMALL_PRODUCT:
+        threads = np.int64(1)
+    for phase in range(NUM_PHASES):
+        alone = phase == _SORT or (phase == _ROUND and most_rows < FEW_ROWS)
+        parts = np.int64(1) if alone else parts_for(threads)
+        part = take(board, first_phase + phase)
+        while part < parts:
+            call_apart(
+                "experts_part", phase, part, parts, x_TH, slots_TK, routed, shared, experts.numbers,
+                rows, weights_TK, onto_TH, out_TH, served_S,
+            )  # fmt: skip
+            part = take_next(board, first_phase + phase)
+        meet(board, first_phase + phase, parts)
+
+
+@inner
+def expert_room(
+    num_tokens: int, top_k: int, experts: ExpertArrays, num_slots: int
+) -> tuple[int, int]:
+    """How many float32 and int64 a layer needs for its rows and their places."""
+    routed, shared = experts.routed, experts.shared
+    hidden = max(routed.w13_SIH.shape[1], shared.w13_2JH.shape[1])
+    num_floats = num_tokens * top_k * (2 * hidden + 3 * routed.w2_SHI.shape[1])
+    num_floats += num_tokens * (2 * hidden + 3 * shared.w2_HJ.shape[1] + 1)
+    return num_floats, num_slots + 1 + 2 * num_tokens * top_k + 2
+
+
+@inner
+def _rows_in(
+    room: Array, numbers_room: Array, num_tokens: int, top_k: int, experts: ExpertArrays,
+    num_slots: int,
+) -> _Rows:  # fmt: skip
+    routed, shared = experts.routed, experts.shared
+    hidden = max(routed.w13_SIH.shape[1], shared.w13_2JH.shape[1])
+    wide, dense_wide = routed.w2_SHI.shape[1], shared.w2_HJ.shape[1]
+    num_pairs = num_tokens * top_k
+    # Without a shared expert its arrays have no rows.
+    num_dense = num_tokens if shared.w2_HJ.size > 0 else 0
+    num_gated = num_dense if shared.gate_1H.size > 0 else 0
+    order_P, numbers_room = cut(numbers_room, (num_pairs,))
+    offsets, numbers_room = cut(numbers_room, (num_slots + 1,))
+    place_TK, numbers_room = cut(numbers_room, (num_pairs,))
+    dense_offsets, numbers_room = cut(numbers_room, (2,))
+    x_PH, room = cut(room, (num_pairs, hidden))
+    both_P2I, room = cut(room, (num_pairs, 2 * wide))
+    inner_PI, room = cut(room, (num_pairs, wide))
+    y_PH, room = cut(room, (num_pairs, hidden))
+    dense_x_TH, room = cut(room, (num_dense, hidden))
+    both_T2J, room = cut(room, (num_dense, 2 * dense_wide))
+    inner_TJ, room = cut(room, (num_dense, dense_wide))
+    dense_y_TH, room = cut(room, (num_dense, hidden))
+    logits_T1, room = cut(room, (num_gated, 1))
+    return _Rows(
+        order_P, offsets, place_TK, dense_offsets, x_PH, both_P2I, inner_PI, y_PH, dense_x_TH,
+        both_T2J, inner_TJ, dense_y_TH, logits_T1,
     )  # fmt: skip
 
 
 def _part(
-    phase: Index, part: Index, parts: int, x_TH: Array, order_P: Array, slots_TK: Array,
-    routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers, rows: _Rows,
-    weights_TK: Array, onto_TH: Array, out_TH: Array,
+    phase: Index, part: Index, parts: Index, x_TH: Array, slots_TK: Array, routed: RoutedArrays,
+    shared: SharedArrays, numbers: ExpertNumbers, rows: _Rows, weights_TK: Array, onto_TH: Array,
+    out_TH: Array, served_S: Array,
 ) -> None:  # fmt: skip
-    if phase == _ROUND:
-        _round_part(part, parts, x_TH, order_P, slots_TK, routed, shared, rows)
+    if phase == _SORT:
+        _sort_pairs(slots_TK, rows, served_S)
+    elif phase == _ROUND:
+        _round_part(part, parts, x_TH, slots_TK, routed, shared, rows)
     elif phase == _UP:
         _up_both(part, parts, routed, shared, numbers, rows)
     else:
@@ -282,21 +305,23 @@ def _part(
 
 
 class _Rows(NamedTuple):
-    """What the regions leave to each other: of routed experts, then of the shared one."""
+    """What phases leave to the next: of routed experts, then of the shared one."""
 
+    order_P: Array
+    """Pairs (token, choice) by slot, as many as `offsets` ends with."""
     offsets: Array
+    place_TK: Array
+    """The row of each choice, −1 without a slot."""
+    dense_offsets: Array
     x_PH: Array
     both_P2I: Array
     inner_PI: Array
     y_PH: Array
-    dense_offsets: Array
     dense_x_TH: Array
     both_T2J: Array
     inner_TJ: Array
     dense_y_TH: Array
     logits_T1: Array
-    place_TK: Array
-    """The row of each choice, −1 without a slot."""
 
 
 def expert_kind(stored: Any) -> Any:
@@ -312,43 +337,40 @@ def expert_kind(stored: Any) -> Any:
 
 _FLOATS, _TABLE = types.Array(types.float32, 2, "C"), types.Array(types.int64, 2, "C")
 _LIST = types.Array(types.int64, 1, "C")
-_ROWS = types.NamedTuple([_LIST, *[_FLOATS] * 4, _LIST, *[_FLOATS] * 5, _LIST], _Rows)
+_ROWS = types.NamedTuple([*[_LIST] * 4, *[_FLOATS] * 9], _Rows)
 
 
-def _slots(stored: Any) -> tuple[Slot, Slot]:
-    """A part of a phase, and all of them."""
-    experts, whole = expert_kind(stored), types.int64
-    given = [*experts, _ROWS, *[_FLOATS] * 3]
-    part = Slot("experts_part", _part, [*[whole] * 3, _FLOATS, _LIST, _TABLE, *given])
-    rows = [*[_FLOATS] * 2, _TABLE, _FLOATS]
-    return part, Slot(
-        "add_experts", _add_experts, [*rows, *experts, _FLOATS, _LIST, whole], parallel=True
-    )
+def _slot(stored: Any) -> Slot:
+    """A part of a phase."""
+    experts = expert_kind(stored)
+    given = [*experts, _ROWS, *[_FLOATS] * 3, _LIST]
+    return Slot("experts_part", _part, [*[types.int64] * 3, _FLOATS, _TABLE, *given])
 
 
-_SLOTS = {np.dtype(str(stored)): _slots(stored) for stored in STORED}
+_SLOTS = {np.dtype(str(stored)): _slot(stored) for stored in STORED}
 
 
-@compiled
-def _places(order_P: Array, offsets: Array, num_choices: int, served_S: Array) -> Array:
-    """The row of each choice; and how many rows each slot gets."""
+@inner
+def _sort_pairs(slots_TK: Array, rows: _Rows, served_S: Array) -> None:
+    """Rows of each slot, how many there are, and the row of each choice."""
+    sort_pairs(slots_TK.reshape(-1), rows.order_P, rows.offsets)
     for slot in range(served_S.size):
-        served_S[slot] = offsets[slot + 1] - offsets[slot]
-    place_TK = np.full(num_choices, -1, np.int64)
-    for row in range(order_P.size):
-        place_TK[order_P[row]] = row
-    return place_TK
+        served_S[slot] = rows.offsets[slot + 1] - rows.offsets[slot]
+    rows.place_TK[:] = -1
+    for row in range(rows.offsets[-1]):
+        rows.place_TK[rows.order_P[row]] = row
+    rows.dense_offsets[0], rows.dense_offsets[1] = 0, rows.dense_x_TH.shape[0]
 
 
 @inner
 def _round_part(
-    part: Index, parts: int, x_TH: Array, order_P: Array, slots_TK: Array, routed: RoutedArrays,
+    part: Index, parts: Index, x_TH: Array, slots_TK: Array, routed: RoutedArrays,
     shared: SharedArrays, rows: _Rows,
 ) -> None:  # fmt: skip
     """This part's rows: every pair's, and every token's for the shared expert."""
-    num_pairs, num_dense, top_k = order_P.size, rows.dense_x_TH.shape[0], slots_TK.shape[1]
+    num_pairs, num_dense, top_k = rows.offsets[-1], rows.dense_x_TH.shape[0], slots_TK.shape[1]
     zero, one = np.int64(0), np.int64(1)
-    w13_SIH, x_PH = routed.w13_SIH, rows.x_PH
+    w13_SIH, x_PH, order_P = routed.w13_SIH, rows.x_PH, rows.order_P
     for row in range(num_pairs * part // parts, num_pairs * (part + 1) // parts):
         token = order_P[row] // top_k
         round_rows(x_TH[token : token + 1], zero, one, w13_SIH, x_PH[row : row + 1])
@@ -358,7 +380,7 @@ def _round_part(
 
 @inner
 def _up_both(
-    part: Index, parts: int, routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers,
+    part: Index, parts: Index, routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers,
     rows: _Rows,
 ) -> None:  # fmt: skip
     is_silu, limit, alpha = numbers.is_silu, numbers.limit, numbers.alpha
@@ -379,7 +401,7 @@ def _up_both(
 
 @inner
 def _down_both(
-    part: Index, parts: int, routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers,
+    part: Index, parts: Index, routed: RoutedArrays, shared: SharedArrays, numbers: ExpertNumbers,
     rows: _Rows, weights_TK: Array, onto_TH: Array, out_TH: Array,
 ) -> None:  # fmt: skip
     """This part's columns of the output, from its own columns of the down projections."""

@@ -26,11 +26,12 @@ from moe_kernels import forward as contract
 from moe_kernels.cpu.arrays import float32_array
 from moe_kernels.cpu.frozen import Frozen, freeze, thawing
 from moe_kernels.cpu.head import all_below, head_operands, head_rows, stored_rows, widen_rows
-from moe_kernels.cpu.jit import Array, Index, compiled, num_threads
+from moe_kernels.cpu.jit import Array, Index, compiled
 from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.stack import FrozenStack, frozen_stack
 from moe_kernels.cpu.stack_kernel import STEP, run_layers
 from moe_kernels.cpu.step_arrays import StepLines, kind_of, make_step
+from moe_kernels.cpu.team import num_threads
 from moe_kernels.forward import Ends
 from moe_kernels.stack import Counts, IntArray, Stack
 from moe_kernels.step_tokens import StepTokens

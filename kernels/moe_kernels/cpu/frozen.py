@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
+from moe_kernels.cpu.apart import unowned
 from moe_kernels.cpu.jit import Array, compiled
 
 
@@ -79,22 +79,8 @@ def _size_of(typing_context: Any, value: Any) -> Any:
 def _store(typing_context: Any, value: Any, memory: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(memory)(context, builder, arguments[1])
-        unowned = _unowned(context, builder, value, arguments[0])
-        builder.store(unowned, builder.bitcast(array.data, unowned.type.as_pointer()))
+        kept = unowned(context, builder, value, arguments[0])
+        builder.store(kept, builder.bitcast(array.data, kept.type.as_pointer()))
         return context.get_dummy_value()
 
     return types.void(value, memory), generate
-
-
-def _unowned(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """The value with arrays that nobody counts: their owners live longer than the block."""
-    if isinstance(kind, types.Array):
-        array = context.make_array(kind)(context, builder, value)
-        array.meminfo = cgutils.get_null_value(array.meminfo.type)
-        array.parent = cgutils.get_null_value(array.parent.type)
-        return array._getvalue()
-    if isinstance(kind, types.BaseTuple):
-        for place, member in enumerate(kind):
-            inner = _unowned(context, builder, member, builder.extract_value(value, place))
-            value = builder.insert_value(value, inner, place)
-    return value

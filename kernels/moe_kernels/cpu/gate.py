@@ -1,6 +1,6 @@
 """Norm, gate and choice in one compiled call.
 
-Threads share the tokens; where there are fewer tokens than threads and the gate is large they share
+Threads share the tokens; where there are fewer tokens than parts and the gate is large they share
 its rows instead. Each part is the compiled function that the single operations run, so that the
 numbers are theirs.
 Neighbours: `moe_kernels.gate` is the contract; `norm_rope`, `product` and `router` are the parts.
@@ -15,18 +15,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import prange, types
+from numba import types
 from torch import Tensor
 
 from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.arrays import float32_array, stored_array
-from moe_kernels.cpu.jit import Array, Index, compiled, inner, num_threads
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.norm_rope import norm_part
+from moe_kernels.cpu.parts import cut, meet, new_board, parts_for, take, take_next
 from moe_kernels.cpu.product import STORED, multiply, round_rows
 from moe_kernels.cpu.router import CHOOSING, NO_BIAS, choose_rows, router_numbers
+from moe_kernels.cpu.team import num_threads, together
 from moe_kernels.gate import Gate
 from moe_kernels.router import check_fit
+
+_ALL, _NORM, _PRODUCT, _CHOICE = range(4)
+"""Phases: all for a part's tokens; or one after the other, where there are fewer tokens than
+parts."""
+NUM_PHASES = 4
 
 
 class GateArrays(NamedTuple):
@@ -77,7 +84,7 @@ def _gate_arrays(gate: Gate) -> GateArrays:
 
     gate_EH = stored_array(gate.gate_EH)
     CHOOSING.fill()
-    _ROUTES[gate_EH.dtype].fill()
+    _PARTS[gate_EH.dtype].fill()
     return GateArrays(
         float32_array(gate.norm_H.to(torch.float32)),
         np.float32(gate.norm_eps),
@@ -98,39 +105,70 @@ def route_rows(
     threads: int,
 ) -> None:
     """Fills the last three, with up to so many threads; `gate_arrays` comes before."""
-    call_apart("route", x_TH, gate, normed_TH, ids_TK, weights_TK, threads)
+    board = new_board(NUM_PHASES)
+    room = np.empty(route_floats(x_TH.shape[0], gate), np.float32)
+    together(_route_alone, threads, board, x_TH, gate, room, normed_TH, ids_TK, weights_TK, threads)
 
 
-def _route(
-    x_TH: Array,
-    gate: GateArrays,
-    normed_TH: Array,
-    ids_TK: Array,
-    weights_TK: Array,
-    threads: int,
-) -> None:
-    # As variables: of literals numba would compile everything once more.
-    zero = np.int64(0)
-    one: Any = np.int64(1)
-    rounded_TH = np.empty(x_TH.shape, np.float32)
-    logits_TE = np.empty((x_TH.shape[0], gate.gate_EH.shape[0]), np.float32)
-    if x_TH.shape[0] * gate.gate_EH.size < SMALL_PRODUCT:
-        threads = one
-    by_tokens = threads if x_TH.shape[0] >= threads else one
-    if by_tokens == 1:
-        _norm_part(zero, one, x_TH, gate, normed_TH, rounded_TH)
-        if threads == 1:
-            _gate_part(zero, one, rounded_TH, gate, logits_TE)
-        else:
-            for part in prange(threads):
-                _gate_part(np.int64(part), threads, rounded_TH, gate, logits_TE)
-        _choose_part(zero, one, logits_TE, gate, ids_TK, weights_TK)
-    else:
-        for part in prange(by_tokens):
-            _route_part(
-                np.int64(part), by_tokens, x_TH, gate, normed_TH, rounded_TH, logits_TE, ids_TK,
-                weights_TK,
+@inner
+def _route_alone(
+    board: Array, x_TH: Array, gate: GateArrays, room: Array, normed_TH: Array, ids_TK: Array,
+    weights_TK: Array, threads: int,
+) -> None:  # fmt: skip
+    route_phases(board, 0, x_TH, gate, room, normed_TH, ids_TK, weights_TK, threads)
+
+
+@inner
+def route_phases(
+    board: Array, first_phase: Index, x_TH: Array, gate: GateArrays, room: Array, normed_TH: Array,
+    ids_TK: Array, weights_TK: Array, threads: int,
+) -> None:  # fmt: skip
+    """What each thread does, see `parts`; `room` has at least `route_floats`."""
+    num_tokens, (num_experts, hidden) = x_TH.shape[0], gate.gate_EH.shape
+    rounded_TH, room = cut(room, (num_tokens, hidden))
+    logits_TE, room = cut(room, (num_tokens, num_experts))
+    shared = parts_for(threads)
+    if num_tokens * num_experts * hidden < SMALL_PRODUCT:
+        shared = np.int64(1)
+    by_tokens = num_tokens >= shared
+    phase, end = (_ALL, _ALL + 1) if by_tokens else (_NORM, NUM_PHASES)
+    while phase < end:
+        parts = shared if phase == _ALL or phase == _PRODUCT else np.int64(1)
+        part = take(board, first_phase + phase)
+        while part < parts:
+            call_apart(
+                "route_part", phase, part, parts, x_TH, gate, normed_TH, rounded_TH, logits_TE,
+                ids_TK, weights_TK,
             )  # fmt: skip
+            part = take_next(board, first_phase + phase)
+        meet(board, first_phase + phase, parts)
+        phase += 1
+
+
+@inner
+def route_floats(num_tokens: Index, gate: GateArrays) -> Index:
+    """Room that a layer's gate needs."""
+    num_experts, hidden = gate.gate_EH.shape
+    num_floats: Index = num_tokens * (num_experts + hidden)
+    return num_floats
+
+
+def _part(
+    phase: Index, part: Index, parts: Index, x_TH: Array, gate: GateArrays, normed_TH: Array,
+    rounded_TH: Array, logits_TE: Array, ids_TK: Array, weights_TK: Array,
+) -> None:  # fmt: skip
+    zero, gate_EH = np.int64(0), gate.gate_EH
+    first, last = _share(part, parts, x_TH.shape[0])
+    if phase == _ALL or phase == _NORM:
+        norm_part(part, parts, x_TH, gate.norm_H, gate.eps, normed_TH)
+        round_rows(normed_TH, first, last, gate_EH, rounded_TH)
+    if phase == _ALL:
+        multiply(gate_EH, zero, zero, gate_EH.shape[0], rounded_TH, first, last, logits_TE)
+    elif phase == _PRODUCT:
+        start, end = _share(part, parts, gate_EH.shape[0])
+        multiply(gate_EH, zero, start, end, rounded_TH, zero, rounded_TH.shape[0], logits_TE)
+    if phase == _ALL or phase == _CHOICE:
+        _choose_part(first, last, logits_TE, gate, ids_TK, weights_TK)
 
 
 def gate_kind(stored: Any) -> Any:
@@ -144,56 +182,25 @@ def gate_kind(stored: Any) -> Any:
 
 _FLOATS, _ROWS = types.Array(types.float32, 1, "C"), types.Array(types.float32, 2, "C")
 _IDS = types.Array(types.int64, 2, "C")
-_ROUTES = {
+_PARTS = {
     np.dtype(str(stored)): Slot(
-        "route", _route, [_ROWS, gate_kind(stored), _ROWS, _IDS, _ROWS, types.int64], parallel=True
+        "route_part",
+        _part,
+        [*[types.int64] * 3, _ROWS, gate_kind(stored), *[_ROWS] * 3, _IDS, _ROWS],
     )
     for stored in STORED
 }
 
 
 @inner
-def _route_part(
-    part: Index, parts: int, x_TH: Array, gate: GateArrays, normed_TH: Array, rounded_TH: Array,
-    logits_TE: Array, ids_TK: Array, weights_TK: Array,
-) -> None:  # fmt: skip
-    """Everything for this part's tokens."""
-    first, last = _share(part, parts, x_TH.shape[0])
-    _norm_part(part, parts, x_TH, gate, normed_TH, rounded_TH)
-    zero, gate_EH = np.int64(0), gate.gate_EH
-    multiply(gate_EH, zero, zero, gate_EH.shape[0], rounded_TH, first, last, logits_TE)
-    _choose_part(part, parts, logits_TE, gate, ids_TK, weights_TK)
-
-
-@inner
-def _share(part: Index, parts: int, number: int) -> tuple[Index, Index]:
+def _share(part: Index, parts: Index, number: int) -> tuple[Index, Index]:
     return number * part // parts, number * (part + 1) // parts
 
 
 @inner
-def _norm_part(
-    part: Index, parts: int, x_TH: Array, gate: GateArrays, normed_TH: Array, rounded_TH: Array
-) -> None:
-    first, last = _share(part, parts, x_TH.shape[0])
-    norm_part(part, parts, x_TH, gate.norm_H, gate.eps, normed_TH)
-    round_rows(normed_TH, first, last, gate.gate_EH, rounded_TH)
-
-
-@inner
-def _gate_part(
-    part: Index, parts: int, rounded_TH: Array, gate: GateArrays, logits_TE: Array
-) -> None:
-    """This part's columns of the logits."""
-    start, end = _share(part, parts, gate.gate_EH.shape[0])
-    zero = np.int64(0)
-    multiply(gate.gate_EH, zero, start, end, rounded_TH, zero, rounded_TH.shape[0], logits_TE)
-
-
-@inner
 def _choose_part(
-    part: Index, parts: int, logits_TE: Array, gate: GateArrays, ids_TK: Array, weights_TK: Array
+    first: Index, last: Index, logits_TE: Array, gate: GateArrays, ids_TK: Array, weights_TK: Array
 ) -> None:
-    first, last = _share(part, parts, logits_TE.shape[0])
     bias_E = gate.logit_bias_E
     for row in range(first, last):
         for expert in range(bias_E.size):

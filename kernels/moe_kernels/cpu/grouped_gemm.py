@@ -11,20 +11,19 @@ Letters: P rows, S slots, H hidden, I expert intermediate; SI and SH: matrices o
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from moe_kernels.activation import SILU, Activation
 from moe_kernels.cpu.activation import gate_rows, parameters
 from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.intrinsics import widened
-from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.linear import SMALL_PRODUCT
+from moe_kernels.cpu.parts import meet, new_board, parts_for, take, take_next
 from moe_kernels.cpu.product import multiply, round_rows
+from moe_kernels.cpu.team import num_threads, together
 
 
 def expert_mlp(
@@ -57,7 +56,7 @@ def expert_mlp(
     return y_PH
 
 
-@parallel
+@compiled
 def expert_rows(
     rows_PH: Array,
     offsets: Array,
@@ -72,35 +71,42 @@ def expert_rows(
     threads: int,
 ) -> None:
     """`expert_mlp` into `y_PH`; biases are empty where there are none."""
-    # As variables: of literals numba would compile everything once more.
-    zero = np.int64(0)
-    one: Any = np.int64(1)
     num_owned = offsets[-1]
     y_PH[num_owned:] = 0.0
     x_PH = np.empty((num_owned, rows_PH.shape[1]), np.float32)
     both_P2I = np.empty((num_owned, 2 * w2_SHI.shape[1]), np.float32)
     inner_PI = np.empty((num_owned, w2_SHI.shape[1]), np.float32)
-    if threads == 1:
-        _round_part(zero, one, rows_PH, w13_SIH, x_PH)
-        up_part(
-            zero, one, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I, w2_SHI,
-            inner_PI,
-        )  # fmt: skip
-        down_part(zero, one, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
-        return
-    for part in prange(threads):
-        _round_part(np.int64(part), threads, rows_PH, w13_SIH, x_PH)
-    for part in prange(threads):
-        up_part(
-            np.int64(part), threads, x_PH, offsets, w13_SIH, b13_SI,
-            is_silu, limit, alpha, both_P2I, w2_SHI, inner_PI,
-        )  # fmt: skip
-    for part in prange(threads):
-        down_part(np.int64(part), threads, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
+    together(
+        _walk, threads, new_board(3), rows_PH, offsets, w13_SIH, w2_SHI, b13_SI, b2_SH, is_silu,
+        limit, alpha, x_PH, both_P2I, inner_PI, y_PH, parts_for(threads),
+    )  # fmt: skip
+
+
+@inner
+def _walk(
+    board: Array, rows_PH: Array, offsets: Array, w13_SIH: Array, w2_SHI: Array, b13_SI: Array,
+    b2_SH: Array, is_silu: bool, limit: float, alpha: float, x_PH: Array, both_P2I: Array,
+    inner_PI: Array, y_PH: Array, parts: Index,
+) -> None:  # fmt: skip
+    """What each thread does, see `parts`."""
+    for phase in range(3):
+        part = take(board, phase)
+        while part < parts:
+            if phase == 0:
+                _round_part(part, parts, rows_PH, w13_SIH, x_PH)
+            elif phase == 1:
+                up_part(
+                    part, parts, x_PH, offsets, w13_SIH, b13_SI, is_silu, limit, alpha, both_P2I,
+                    w2_SHI, inner_PI,
+                )  # fmt: skip
+            else:
+                down_part(part, parts, inner_PI, offsets, w2_SHI, b2_SH, y_PH)
+            part = take_next(board, phase)
+        meet(board, phase, parts)
 
 
 @compiled
-def _round_part(part: Index, parts: int, rows_PH: Array, w_SIH: Array, x_PH: Array) -> None:
+def _round_part(part: Index, parts: Index, rows_PH: Array, w_SIH: Array, x_PH: Array) -> None:
     num_rows = x_PH.shape[0]
     round_rows(rows_PH, num_rows * part // parts, num_rows * (part + 1) // parts, w_SIH, x_PH)
 
@@ -108,7 +114,7 @@ def _round_part(part: Index, parts: int, rows_PH: Array, w_SIH: Array, x_PH: Arr
 @compiled
 def up_part(
     part: Index,
-    parts: int,
+    parts: Index,
     x_PH: Array,
     offsets: Array,
     w13_SIH: Array,
@@ -140,7 +146,7 @@ def up_part(
 @compiled
 def down_part(
     part: Index,
-    parts: int,
+    parts: Index,
     inner_PI: Array,
     offsets: Array,
     w2_SHI: Array,

@@ -27,10 +27,11 @@ from moe_kernels.cpu.grouped_query_kernel import (
     attention_half,
     fill_slots,
 )
-from moe_kernels.cpu.jit import Array, num_threads
+from moe_kernels.cpu.jit import Array
 from moe_kernels.cpu.kv_codes import StoredSide, no_side, readable, stored_sides
 from moe_kernels.cpu.kv_encode import ENCODING
 from moe_kernels.cpu.step_arrays import StepLines, kind_of, make_step
+from moe_kernels.cpu.team import num_threads
 from moe_kernels.grouped_query import GroupedQueryLayer
 from moe_kernels.kv_pages import KvPages
 

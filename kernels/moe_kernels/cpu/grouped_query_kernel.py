@@ -8,8 +8,8 @@ Seven phases, each done for all tokens before the next begins:
   JOIN       what threads left of rows whose keys they took apart;
   ROUND      what came out rounded to what the weights store;
   OUT        the output's weight rows, then bias and residual of what they gave.
-A phase takes several threads only where that is worth waking them (2 µs): of a single token only
-the two products and attention do. What a phase does is done by the compiled functions that the
+A phase has several parts only where another thread brings more than it costs: of a single token
+only the two products and attention do. What a phase does is done by the compiled functions that the
 single operations use (`product`, `norm_rope`, `kv_encode`, `attention`), in their order, so the
 bits are theirs; `moe_kernels.grouped_query.composed` says that order.
 Arrays come as a few tuples, because a call costs by the argument.
@@ -26,20 +26,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import prange, types
+from numba import types
 
 from moe_kernels.cpu.apart import Slot, call_apart
 from moe_kernels.cpu.attention import attend_range
 from moe_kernels.cpu.attention_chunks import PARTIALS, Partials, join_units
-from moe_kernels.cpu.jit import Array, compiled, inner
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.kv_codes import STORED_SIDE, StoredSide
 from moe_kernels.cpu.kv_encode import encode_range
+from moe_kernels.cpu.parts import cut, meet, new_board, take, take_next
 from moe_kernels.cpu.product import STORED, multiply, round_rows
 from moe_kernels.cpu.row_lanes import (
     copy_columns,
     norm_columns,
     turn_columns,
 )
+from moe_kernels.cpu.team import together
 
 NORM, QKV, TOKENS, ATTENTION, JOIN, ROUND, OUT = range(7)
 NUM_PHASES = 7
@@ -91,7 +93,7 @@ class StepArrays(NamedTuple):
     tables: Array
     """See `attention_work`."""
     parts: Array
-    """Int64, how many threads share each phase."""
+    """Int64, how many each phase has."""
 
 
 class Rows(NamedTuple):
@@ -111,41 +113,56 @@ def attention_half(
     x_TH: Array, half: HalfArrays, step: StepArrays, partials: Partials, out_TH: Array
 ) -> None:
     """`fill_slots` of what the matrices store comes before the first call."""
-    # A parallel region takes no tuples of tuples.
-    call_apart(
-        "attention_half", x_TH, half.layer, half.key, half.no_key_tail, half.value, half.cache,
-        step, partials, out_TH,
-    )  # fmt: skip
+    board = new_board(NUM_PHASES)
+    room = np.empty(half_floats(x_TH.shape[0], half.layer), np.float32)
+    threads = step.bounds.size - 1
+    together(_half_alone, threads, board, x_TH, half, step, partials, room, out_TH)
 
 
-def _attention_half(
-    x_TH, layer, key, no_key_tail, value, cache, step, partials, out_TH
-):  # fmt: skip
-    num_tokens = x_TH.shape[0]
-    heads, kv_heads, width = layer.sizes[0], layer.sizes[1], layer.sizes[2]
-    rows = Rows(
-        np.empty((num_tokens, layer.qkv_QH.shape[1]), np.float32),
-        np.empty((num_tokens, layer.qkv_QH.shape[0]), np.float32),
-        np.empty((num_tokens, heads, width), np.float32),
-        np.empty((num_tokens, kv_heads, width), np.float32),
-        np.empty((num_tokens, kv_heads, width), np.float32),
-        np.empty((num_tokens, heads, width), np.float32),
-        np.empty((num_tokens, heads * width), np.float32),
-    )
+@inner
+def _half_alone(board, x_TH, half, step, partials, room, out_TH):
+    half_phases(board, 0, x_TH, half, step, partials, room, out_TH)
+
+
+@inner
+def half_phases(
+    board: Array, first_phase: Index, x_TH: Array, half: HalfArrays, step: StepArrays,
+    partials: Partials, room: Array, out_TH: Array,
+) -> None:  # fmt: skip
+    """What each thread does, see `parts`; `room` has at least `half_floats`."""
+    rows = _rows_in(room, x_TH.shape[0], half.layer)
     for phase in range(NUM_PHASES):
         parts = step.parts[phase]
-        if parts == 1:
-            run_part(
-                phase, np.int64(0), parts, x_TH, layer, key, no_key_tail, value, cache, step,
-                partials, rows, out_TH,
+        part = take(board, first_phase + phase)
+        while part < parts:
+            call_apart(
+                "attention_part", phase, part, parts, x_TH, half.layer, half.key, half.no_key_tail,
+                half.value, half.cache, step, partials, rows, out_TH,
             )  # fmt: skip
-        else:
-            # One region for all phases: each would be compiled by itself.
-            for part in prange(parts):
-                run_part(
-                    phase, np.int64(part), parts, x_TH, layer, key, no_key_tail, value, cache,
-                    step, partials, rows, out_TH,
-                )  # fmt: skip
+            part = take_next(board, first_phase + phase)
+        meet(board, first_phase + phase, parts)
+
+
+@inner
+def half_floats(num_tokens: Index, layer: LayerArrays) -> Index:
+    """Room that a layer needs for its rows."""
+    heads, kv_heads, width = layer.sizes[0], layer.sizes[1], layer.sizes[2]
+    outputs, hidden = layer.qkv_QH.shape
+    return num_tokens * (hidden + outputs + (3 * heads + 2 * kv_heads) * width)
+
+
+@inner
+def _rows_in(room, num_tokens, layer):
+    heads, kv_heads, width = layer.sizes[0], layer.sizes[1], layer.sizes[2]
+    outputs, hidden = layer.qkv_QH.shape
+    rounded_TH, room = cut(room, (num_tokens, hidden))
+    qkv_TQ, room = cut(room, (num_tokens, outputs))
+    q_TND, room = cut(room, (num_tokens, heads, width))
+    k_TKD, room = cut(room, (num_tokens, kv_heads, width))
+    v_TKD, room = cut(room, (num_tokens, kv_heads, width))
+    mixed_TND, room = cut(room, (num_tokens, heads, width))
+    rounded_TX, room = cut(room, (num_tokens, heads * width))
+    return Rows(rounded_TH, qkv_TQ, q_TND, k_TKD, v_TKD, mixed_TND, rounded_TX)
 
 
 def half_kind(stored):
@@ -170,16 +187,6 @@ STEP_ARRAYS = types.NamedTuple(
     [*[_NUMBERS] * 2, _WHOLES, types.Array(types.int64, 2, "C"), *[_WHOLES] * 3], StepArrays
 )
 """Their type to kernels."""
-
-
-@inner
-def run_part(
-    phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step, partials, rows, out_TH
-):  # fmt: skip
-    call_apart(
-        "attention_part", phase, part, parts, x_TH, layer, key, no_key_tail, value, cache, step,
-        partials, rows, out_TH,
-    )  # fmt: skip
 
 
 def _part(
@@ -297,19 +304,16 @@ _HEADS = types.Array(types.float32, 3, "C")
 _ROWS = types.NamedTuple([*[_NUMBERS] * 2, *[_HEADS] * 4, _NUMBERS], Rows)
 
 
-def _slots(stored):
-    """A part of a phase, and all of them."""
+def _slot(stored):
+    """A part of a phase."""
     given = [*half_kind(stored), STEP_ARRAYS, PARTIALS]
     part = [*[types.int64] * 3, _NUMBERS, *given, _ROWS, _NUMBERS]
-    return Slot("attention_part", _part, part), Slot(
-        "attention_half", _attention_half, [_NUMBERS, *given, _NUMBERS], parallel=True
-    )
+    return Slot("attention_part", _part, part)
 
 
-_SLOTS = {np.dtype(str(stored)): _slots(stored) for stored in STORED}
+_SLOTS = {np.dtype(str(stored)): _slot(stored) for stored in STORED}
 
 
 def fill_slots(stored: np.dtype) -> None:
     """Make `attention_half` ready for matrices of this dtype."""
-    for slot in _SLOTS[stored]:
-        slot.fill()
+    _SLOTS[stored].fill()

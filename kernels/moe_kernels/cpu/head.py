@@ -8,19 +8,20 @@ Letters: T tokens, H hidden, V vocabulary, B rows that are sampled.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.intrinsics import widened
-from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.norm_rope import norm_part
+from moe_kernels.cpu.parts import meet, new_board, parts_for, take, take_next
 from moe_kernels.cpu.product import multiply, round_rows
+from moe_kernels.cpu.team import num_threads, together
 from moe_kernels.head import Embedding, Head
 
 FEW_ROWS = 8
@@ -99,7 +100,7 @@ def _widen_row(row_H: Array, multiplier: np.float32, x_H: Array) -> None:
         x_H[i] = widened(row_H[i]) * multiplier
 
 
-@parallel
+@compiled
 def head_rows(
     x_TH: Array,
     rows_B: Array,
@@ -111,28 +112,39 @@ def head_rows(
     threads: int,
 ) -> bool:
     """False, and nothing done, where there is no such row."""
-    # As variables: of literals numba would compile everything once more.
-    zero = np.int64(0)
-    one: Any = np.int64(1)
     if not all_below(rows_B, x_TH.shape[0]):
         return False
     chosen_BH = np.empty((rows_B.size, x_TH.shape[1]), np.float32)
-    if threads == 1 or rows_B.size < FEW_ROWS:
-        _norm_part(zero, one, x_TH, rows_B, norm_H, eps, rows_VH, chosen_BH)
-    else:
-        for part in prange(threads):
-            _norm_part(np.int64(part), threads, x_TH, rows_B, norm_H, eps, rows_VH, chosen_BH)
-    if threads == 1:
-        _logits_part(zero, one, chosen_BH, rows_VH, divisor, logits_BV)
-    else:
-        for part in prange(threads):
-            _logits_part(np.int64(part), threads, chosen_BH, rows_VH, divisor, logits_BV)
+    together(
+        _walk, threads, new_board(2), x_TH, rows_B, norm_H, eps, rows_VH, divisor, chosen_BH,
+        logits_BV, threads,
+    )  # fmt: skip
     return True
+
+
+@inner
+def _walk(
+    board: Array, x_TH: Array, rows_B: Array, norm_H: Array, eps: np.float32, rows_VH: Array,
+    divisor: np.float32, chosen_BH: Array, logits_BV: Array, threads: int,
+) -> None:  # fmt: skip
+    """What each thread does, see `parts`."""
+    parts = np.int64(1) if rows_B.size < FEW_ROWS else parts_for(threads)
+    part = take(board, 0)
+    while part < parts:
+        _norm_part(part, parts, x_TH, rows_B, norm_H, eps, rows_VH, chosen_BH)
+        part = take_next(board, 0)
+    meet(board, 0, parts)
+    parts = parts_for(threads)
+    part = take(board, 1)
+    while part < parts:
+        _logits_part(part, parts, chosen_BH, rows_VH, divisor, logits_BV)
+        part = take_next(board, 1)
+    meet(board, 1, parts)
 
 
 @compiled
 def _norm_part(
-    part: Index, parts: int, x_TH: Array, rows_B: Array, norm_H: Array, eps: np.float32,
+    part: Index, parts: Index, x_TH: Array, rows_B: Array, norm_H: Array, eps: np.float32,
     rows_VH: Array, chosen_BH: Array,
 ) -> None:  # fmt: skip
     """This part's rows, normed and rounded."""
@@ -145,7 +157,12 @@ def _norm_part(
 
 @compiled
 def _logits_part(
-    part: Index, parts: int, chosen_BH: Array, rows_VH: Array, divisor: np.float32, logits_BV: Array
+    part: Index,
+    parts: Index,
+    chosen_BH: Array,
+    rows_VH: Array,
+    divisor: np.float32,
+    logits_BV: Array,
 ) -> None:
     """This part's columns."""
     vocabulary, num_rows = rows_VH.shape[0], chosen_BH.shape[0]

@@ -14,10 +14,10 @@ Letters: T tokens, N heads, D width, B elements of a scale's block.
 from __future__ import annotations
 
 import numpy as np
-from numba import prange, types
+from numba import types
 
 from moe_kernels.cpu.apart import Slot, call_apart
-from moe_kernels.cpu.jit import Array, compiled, inner, parallel
+from moe_kernels.cpu.jit import Array, compiled, inner
 from moe_kernels.cpu.kv_codes import (
     BF16,
     CODE,
@@ -33,6 +33,7 @@ from moe_kernels.cpu.kv_codes import (
     scales_at,
 )
 from moe_kernels.cpu.lanes import load, store, store_fp16
+from moe_kernels.cpu.parts import meet, new_board, parts_for, take, take_next
 from moe_kernels.cpu.small_codes import (
     bits_of,
     e2m1_of,
@@ -41,6 +42,7 @@ from moe_kernels.cpu.small_codes import (
     largest_magnitude_bits,
     store_codes,
 )
+from moe_kernels.cpu.team import together
 
 FROM_STEP = np.float32(2.0**-14)
 """The tables of `kv_codes` have the steps of E2M1 times 2¹⁴."""
@@ -49,11 +51,11 @@ _INFINITY_BITS = np.int32(0x7F800000)
 _FP32_NAN = np.float32(np.nan)
 
 
-@parallel
-def encode_parallel(
+@compiled
+def encode_all(
     x_TND: Array,
     slots_T: Array,
-    num_parts: int,
+    threads: int,
     block_size: int,
     side: StoredSide,
     global_scale: np.float32,
@@ -61,14 +63,27 @@ def encode_parallel(
     center_ND: Array,
     channel_ND: Array,
 ) -> None:
-    """`encode_range` of all tokens in so many parts."""
+    """`encode_range` of all tokens with up to so many threads."""
+    together(
+        _walk, threads, new_board(1), x_TND, slots_T, parts_for(threads), block_size, side,
+        global_scale, four_over_six, center_ND, channel_ND,
+    )  # fmt: skip
+
+
+@inner
+def _walk(
+    board, x_TND, slots_T, parts, block_size, side, global_scale, four_over_six, center_ND,
+    channel_ND,
+):  # fmt: skip
     num_tokens = len(slots_T)
-    for part in prange(num_parts):
+    part = take(board, 0)
+    while part < parts:
         encode_range(
-            x_TND, slots_T, num_tokens * np.int64(part) // num_parts,
-            num_tokens * (np.int64(part) + 1) // num_parts, block_size, side, global_scale,
-            four_over_six, center_ND, channel_ND,
+            x_TND, slots_T, num_tokens * part // parts, num_tokens * (part + 1) // parts,
+            block_size, side, global_scale, four_over_six, center_ND, channel_ND,
         )  # fmt: skip
+        part = take_next(board, 0)
+    meet(board, 0, parts)
 
 
 @compiled

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moe_kernels import kv_pages as contract
-from moe_kernels.cpu.jit import num_threads
 from moe_kernels.cpu.kv_codes import StoredSide, readable, stored_sides
-from moe_kernels.cpu.kv_encode import ENCODING, encode_parallel, encode_range
+from moe_kernels.cpu.kv_encode import ENCODING, encode_all
+from moe_kernels.cpu.team import num_threads
 from moe_kernels.kv_formats import Side
 from moe_kernels.kv_pages import KvPages
 
@@ -68,11 +68,8 @@ def _write(
         center_ND,
         channel_ND,
     )
-    threads = min(num_threads(), x_TND.numel() // ELEMENTS_PER_THREAD)
-    if threads > 1:
-        encode_parallel(x, slots, threads, *how)
-    else:
-        encode_range(x, slots, 0, len(slots), *how)
+    threads = max(1, min(num_threads(), x_TND.numel() // ELEMENTS_PER_THREAD))
+    encode_all(x, slots, threads, *how)
 
 
 def _sides(pages: KvPages) -> dict[Side, tuple[StoredSide, np.float32]]:

@@ -7,16 +7,15 @@ Letters: T rows, H inputs, O outputs.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from moe_kernels.cpu.arrays import float32_array, stored_array
-from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
+from moe_kernels.cpu.parts import meet, new_board, parts_for, take, take_next
 from moe_kernels.cpu.product import multiply, round_rows
+from moe_kernels.cpu.team import num_threads, together
 
 SMALL_PRODUCT = 1 << 18
 """Multiplications below which a second thread costs more than it brings."""
@@ -31,34 +30,40 @@ def linear(x_TH: Tensor, w_OH: Tensor) -> Tensor:
     return y_TO
 
 
-@parallel
+@compiled
 def linear_product(x_TH: Array, w_OH: Array, y_TO: Array, threads: int) -> None:
-    # As variables: of literals numba would compile everything once more.
-    zero = np.int64(0)
-    one: Any = np.int64(1)
-    num_rows = x_TH.shape[0]
     rounded_TH = np.empty(x_TH.shape, np.float32)
-    if threads == 1 or num_rows < FEW_ROWS:
-        _round_part(zero, one, x_TH, w_OH, rounded_TH)
-    else:
-        for part in prange(threads):
-            _round_part(np.int64(part), threads, x_TH, w_OH, rounded_TH)
-    if threads == 1:
-        _multiply_part(zero, one, rounded_TH, w_OH, y_TO)
-    else:
-        for part in prange(threads):
-            _multiply_part(np.int64(part), threads, rounded_TH, w_OH, y_TO)
+    together(_walk, threads, new_board(2), x_TH, w_OH, rounded_TH, y_TO, threads)
+
+
+@inner
+def _walk(
+    board: Array, x_TH: Array, w_OH: Array, rounded_TH: Array, y_TO: Array, threads: int
+) -> None:
+    """What each thread does, see `parts`."""
+    parts = np.int64(1) if x_TH.shape[0] < FEW_ROWS else parts_for(threads)
+    part = take(board, 0)
+    while part < parts:
+        _round_part(part, parts, x_TH, w_OH, rounded_TH)
+        part = take_next(board, 0)
+    meet(board, 0, parts)
+    parts = parts_for(threads)
+    part = take(board, 1)
+    while part < parts:
+        _multiply_part(part, parts, rounded_TH, w_OH, y_TO)
+        part = take_next(board, 1)
+    meet(board, 1, parts)
 
 
 @compiled
-def _round_part(part: Index, parts: int, x_TH: Array, w_OH: Array, rounded_TH: Array) -> None:
+def _round_part(part: Index, parts: Index, x_TH: Array, w_OH: Array, rounded_TH: Array) -> None:
     num_rows = x_TH.shape[0]
     first, last = num_rows * part // parts, num_rows * (part + 1) // parts
     round_rows(x_TH, first, last, w_OH, rounded_TH)
 
 
 @compiled
-def _multiply_part(part: Index, parts: int, x_TH: Array, w_OH: Array, y_TO: Array) -> None:
+def _multiply_part(part: Index, parts: Index, x_TH: Array, w_OH: Array, y_TO: Array) -> None:
     num_outputs = w_OH.shape[0]
     start, end = num_outputs * part // parts, num_outputs * (part + 1) // parts
     zero = np.int64(0)

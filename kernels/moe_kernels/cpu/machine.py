@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 import llvmlite.binding
 
-from moe_kernels.cpu.jit import CACHE_FOLDER, num_threads
+from moe_kernels.cpu.jit import CACHE_FOLDER
+from moe_kernels.cpu.team import num_threads
 
 
 def description() -> str:

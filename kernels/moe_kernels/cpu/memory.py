@@ -9,8 +9,8 @@ Neighbours: `attention` allocates a unit's, `attention_work` says how many rows 
 from __future__ import annotations
 
 from moe_kernels.cpu.attention_work import CHUNK_TOKENS, ROWS_PER_TILE, UNITS_PER_THREAD
-from moe_kernels.cpu.jit import num_threads
 from moe_kernels.cpu.lanes import WIDTH
+from moe_kernels.cpu.team import num_threads
 from moe_kernels.reference import memory as reference
 
 COMPILER_BYTES = 384 << 20

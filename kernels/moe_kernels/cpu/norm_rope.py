@@ -7,16 +7,15 @@ Letters: T tokens, H hidden, N heads, D head_dim, F rotated pairs of a head.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from moe_kernels.cpu.arrays import float32_array, stored_array
-from moe_kernels.cpu.jit import Array, Index, compiled, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
+from moe_kernels.cpu.parts import meet, new_board, parts_for, take, take_next
 from moe_kernels.cpu.row_lanes import norm_columns, turn_columns
+from moe_kernels.cpu.team import num_threads, together
 
 SMALL_WORK = 1 << 17
 """Elements below which a second thread costs more than it brings."""
@@ -45,42 +44,52 @@ def rope(x_TND: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
     return y_TND
 
 
-@parallel
+@compiled
 def norm_rows(x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array, threads: int) -> None:
-    # As variables: of literals numba would compile everything once more.
-    zero = np.int64(0)
-    one: Any = np.int64(1)
-    if threads == 1:
-        norm_part(zero, one, x_TH, weight_H, eps, y_TH)
-    else:
-        for part in prange(threads):
-            norm_part(np.int64(part), threads, x_TH, weight_H, eps, y_TH)
+    together(_norm, threads, new_board(1), x_TH, weight_H, eps, y_TH, parts_for(threads))
+
+
+@inner
+def _norm(
+    board: Array, x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array, parts: Index
+) -> None:
+    """What each thread does, see `parts`."""
+    part = take(board, 0)
+    while part < parts:
+        norm_part(part, parts, x_TH, weight_H, eps, y_TH)
+        part = take_next(board, 0)
+    meet(board, 0, parts)
 
 
 @compiled
 def norm_part(
-    part: Index, parts: int, x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array
+    part: Index, parts: Index, x_TH: Array, weight_H: Array, eps: np.float32, y_TH: Array
 ) -> None:
     rows, hidden = x_TH.shape
     first, last = rows * part // parts, rows * (part + 1) // parts
     norm_columns(x_TH, first, last, np.int64(0), hidden, weight_H, eps, y_TH)
 
 
-@parallel
+@compiled
 def turn_rows(x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array, threads: int) -> None:
-    # As variables: of literals numba would compile everything once more.
-    zero = np.int64(0)
-    one: Any = np.int64(1)
-    if threads == 1:
-        _turn_part(zero, one, x_TND, cos_TF, sin_TF, y_TND)
-    else:
-        for part in prange(threads):
-            _turn_part(np.int64(part), threads, x_TND, cos_TF, sin_TF, y_TND)
+    together(_turn, threads, new_board(1), x_TND, cos_TF, sin_TF, y_TND, parts_for(threads))
+
+
+@inner
+def _turn(
+    board: Array, x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array, parts: Index
+) -> None:
+    """What each thread does, see `parts`."""
+    part = take(board, 0)
+    while part < parts:
+        _turn_part(part, parts, x_TND, cos_TF, sin_TF, y_TND)
+        part = take_next(board, 0)
+    meet(board, 0, parts)
 
 
 @compiled
 def _turn_part(
-    part: Index, parts: int, x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array
+    part: Index, parts: Index, x_TND: Array, cos_TF: Array, sin_TF: Array, y_TND: Array
 ) -> None:
     tokens, heads, width = x_TND.shape
     first, last = tokens * part // parts, tokens * (part + 1) // parts

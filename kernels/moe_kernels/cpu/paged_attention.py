@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moe_kernels.attention_plan import AttentionPlan
-from moe_kernels.cpu.attention import ATTENDING, attend_parallel, attend_range
+from moe_kernels.cpu.attention import ATTENDING, attend_all
 from moe_kernels.cpu.attention_chunks import partials_for
 from moe_kernels.cpu.attention_work import attention_work
-from moe_kernels.cpu.jit import num_threads
 from moe_kernels.cpu.kv_codes import VECTOR_WIDTH, StoredSide, no_side, readable, stored_sides
+from moe_kernels.cpu.team import num_threads
 from moe_kernels.kv_formats import LatentShape
 from moe_kernels.kv_pages import KvPages
 from moe_kernels.reference import paged_attention as reference
@@ -77,10 +77,7 @@ def paged_attention(
     )
     q = q_THD.contiguous().numpy()
     key, key_tail, value = operands.key, operands.key_tail, operands.value
-    if threads == 1 or len(work.units) < 2:
-        attend_range(q, key, key_tail, value, work.units, 0, len(work.units), *common)
-    else:
-        attend_parallel(q, key, key_tail, value, work.units, work.bounds, *common)
+    attend_all(q, key, key_tail, value, work.units, work.bounds, *common)
     return out_THV
 
 

@@ -16,12 +16,13 @@ from itertools import chain
 
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from moe_kernels.cpu.activation import exponential
-from moe_kernels.cpu.jit import Array, Index, compiled, inner, num_threads, parallel
+from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.nearest import Tokens, bin_of, keep_nearest, room_for, sum_bins
+from moe_kernels.cpu.parts import meet, new_board, parts_for, take, take_next
+from moe_kernels.cpu.team import num_threads, together
 from moe_kernels.sampling import ONE, Cut, NonFiniteLogits, as_rows
 
 _UNUSABLE = -1
@@ -57,20 +58,34 @@ def sample(
     return tokens
 
 
-@parallel
+@compiled
 def draw_parallel(
     logits_BV: Array,
     cuts_B: Array,
     seeds_B: Array,
     positions_B: Array,
-    num_parts: int,
+    threads: int,
     tokens_B: Array,
 ) -> None:
+    together(
+        _walk, threads, new_board(1), logits_BV, cuts_B, seeds_B, positions_B, tokens_B,
+        min(parts_for(threads), logits_BV.shape[0]),
+    )  # fmt: skip
+
+
+@inner
+def _walk(
+    board: Array, logits_BV: Array, cuts_B: Array, seeds_B: Array, positions_B: Array,
+    tokens_B: Array, parts: Index,
+) -> None:  # fmt: skip
+    """What each thread does, see `parts`."""
     num_rows = np.int64(logits_BV.shape[0])
-    for part in prange(num_parts):
-        first = num_rows * np.int64(part) // num_parts
-        last = num_rows * (np.int64(part) + 1) // num_parts
+    part = take(board, 0)
+    while part < parts:
+        first, last = num_rows * part // parts, num_rows * (part + 1) // parts
         draw_range(logits_BV, cuts_B, seeds_B, positions_B, first, last, tokens_B)
+        part = take_next(board, 0)
+    meet(board, 0, parts)
 
 
 @compiled

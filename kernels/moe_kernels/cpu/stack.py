@@ -29,8 +29,9 @@ from moe_kernels.cpu.experts import expert_arrays
 from moe_kernels.cpu.frozen import Frozen
 from moe_kernels.cpu.gate import gate_arrays
 from moe_kernels.cpu.grouped_query import half_arrays, step_arrays
-from moe_kernels.cpu.jit import Array, num_threads
+from moe_kernels.cpu.jit import Array
 from moe_kernels.cpu.stack_kernel import STEP, run_layers
+from moe_kernels.cpu.team import num_threads
 from moe_kernels.kv_error import ErrorProbe
 from moe_kernels.stack import Counts, IntArray, Stack, StackLayer
 

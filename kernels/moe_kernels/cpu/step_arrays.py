@@ -28,6 +28,7 @@ from moe_kernels.cpu.grouped_query_kernel import (
 )
 from moe_kernels.cpu.jit import Array, compiled
 from moe_kernels.cpu.linear import FEW_ROWS, SMALL_PRODUCT
+from moe_kernels.cpu.parts import parts_for
 from moe_kernels.grouped_query import GroupedQueryLayer
 
 MANY_ELEMENTS = 1 << 13
@@ -69,17 +70,17 @@ def make_step(
     )
     num_tokens = slots_T.size
     qkv_rows, mixed = (heads + 2 * kv_heads) * width, heads * width
-    parts = np.ones(NUM_PHASES, np.int64)
+    parts, several = np.ones(NUM_PHASES, np.int64), parts_for(threads)
     if num_tokens >= FEW_ROWS:
-        parts[NORM] = parts[ROUND] = threads
+        parts[NORM] = parts[ROUND] = several
     if num_tokens * qkv_rows * kind[HIDDEN] >= SMALL_PRODUCT:
-        parts[QKV] = threads
+        parts[QKV] = several
     if num_tokens * qkv_rows >= MANY_ELEMENTS:
-        parts[TOKENS] = threads
+        parts[TOKENS] = several
     if units.shape[0] > 1:
         parts[ATTENTION] = threads
     if num_tokens * mixed * kind[HIDDEN] >= SMALL_PRODUCT:
-        parts[OUT] = threads
+        parts[OUT] = several
     step = StepArrays(cos_TF, sin_TF, slots_T, units, bounds, lines.blocks, parts)
     partials = Partials(
         np.empty(num_partials, np.float32),

@@ -40,7 +40,6 @@ from moe_kernels.step_tokens import StepTokens
 from moe_kernels.warm_up import Needs, Step
 
 _WIDTH = 16
-_MANY_TOKENS = 1 << 13
 _MANY_LOGITS = 1 << 16
 """Enough for a second thread."""
 
@@ -97,10 +96,8 @@ def _product(dtype: torch.dtype) -> None:
 
 def _attention() -> None:
     """Of every format, shape and kind of layer: they are numbers to the kernels, not types."""
-    pages = _pages()
-    for num_sequences in (1, 2 * torch.get_num_threads()):  # without and with other threads
-        plan = plan_attention([AttentionRows(0, 1, [0])] * num_sequences, 16)
-        paged_attention(torch.zeros(num_sequences, 1, _WIDTH), pages, plan)
+    plan = plan_attention([AttentionRows(0, 1, [0])], 16)
+    paged_attention(torch.zeros(1, 1, _WIDTH), _pages(), plan)
 
 
 def _half(dtype: torch.dtype) -> None:
@@ -146,10 +143,8 @@ def _expert(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _append() -> None:
-    pages = allocate_pages(KvFormat("bf16"), HeadsShape(1, _WIDTH), _MANY_TOKENS // 16, 16)
-    for num_tokens in (1, _MANY_TOKENS):
-        x = torch.zeros(num_tokens, 1, _WIDTH)
-        append(pages, x, x, torch.arange(num_tokens))
+    x = torch.zeros(1, 1, _WIDTH)
+    append(_pages(), x, x, torch.zeros(1, dtype=torch.int64))
 
 
 def _experts(dtype: torch.dtype, needs: Needs) -> None:

@@ -156,10 +156,8 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         dispatch.unpack_rows,
         dispatch.add_rows,
         attention_work.cut_units,
-        attention.attend_range,
-        attention.attend_parallel,
-        kv_encode.encode_range,
-        kv_encode.encode_parallel,
+        attention.attend_all,
+        kv_encode.encode_all,
         sampling.draw_range,
         sampling.draw_parallel,
     ]
