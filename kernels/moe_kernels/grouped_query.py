@@ -81,12 +81,10 @@ def composed(x_TH: Tensor, layer: GroupedQueryLayer, pages: KvPages, step: Atten
     """`grouped_query` by the contracts of its parts."""
     if not x_TH.shape[0]:
         return x_TH.clone()
-    q_TND, k_TKD, v_TKD = _project(rms_norm(x_TH, layer.norm_H, layer.eps), layer)
-    rotation = step.cos_TF, step.sin_TF
     # Written first, then read back: a token sees itself as later tokens will see it.
-    kv_pages.append(pages, rope(k_TKD, *rotation), v_TKD, step.slots_T)
+    q_TND = store(x_TH, layer, pages, step.cos_TF, step.sin_TF, step.slots_T)
     mixed_TND = paged_attention(
-        rope(q_TND, *rotation),
+        rope(q_TND, step.cos_TF, step.sin_TF),
         pages,
         step.plan,
         scale=layer.scale,
@@ -99,6 +97,21 @@ def composed(x_TH: Tensor, layer: GroupedQueryLayer, pages: KvPages, step: Atten
     if layer.residual != 1.0:
         out_TH *= layer.residual
     return x_TH + out_TH
+
+
+def store(
+    x_TH: Tensor,
+    layer: GroupedQueryLayer,
+    pages: KvPages,
+    cos_TF: Tensor,
+    sin_TF: Tensor,
+    slots_T: Tensor,
+) -> Tensor:
+    """Keys and values of these tokens into the pages, see `kv_pages.append`; gives their queries,
+    which are not turned yet."""
+    q_TND, k_TKD, v_TKD = _project(rms_norm(x_TH, layer.norm_H, layer.eps), layer)
+    kv_pages.append(pages, rope(k_TKD, cos_TF, sin_TF), v_TKD, slots_T)
+    return q_TND
 
 
 def _project(x_TH: Tensor, layer: GroupedQueryLayer) -> tuple[Tensor, Tensor, Tensor]:

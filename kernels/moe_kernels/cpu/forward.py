@@ -14,6 +14,7 @@ experts, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +34,8 @@ from moe_kernels.cpu.stack_kernel import STEP, run_layers
 from moe_kernels.cpu.step_arrays import StepLines, kind_of, make_step
 from moe_kernels.cpu.team import num_threads
 from moe_kernels.forward import Ends
-from moe_kernels.stack import Counts, IntArray, Stack
+from moe_kernels.grouped_query import store
+from moe_kernels.stack import Counts, IntArray, Stack, StackLayer
 from moe_kernels.step_tokens import StepTokens
 
 TOP_K, EXPERTS, SLOTS, BLOCKS = range(4)
@@ -41,6 +43,7 @@ TOP_K, EXPERTS, SLOTS, BLOCKS = range(4)
 MULTIPLIER, EPS, DIVISOR = range(3)
 """Numbers of a model: of its embedding, and of its head's norm and logits."""
 _REFUSED = -1
+_NONE = -1
 
 
 class ModelArrays(NamedTuple):
@@ -69,9 +72,10 @@ def forward(
 ) -> tuple[Tensor, Counts]:
     """See the contract."""
     model: _Model | None = stack.derived.get(("cpu", ends), partial(_model, ends, stack))
-    if model is None or model.stack.is_probed:
+    probed = [] if model is None else model.stack.probed()
+    if model is None or len(probed) > 1:
         return contract.composed(tokens, ends, stack, turn_L)
-    num_strangers, logits_BV, chosen_LE, served_LS = forward_rows(
+    num_strangers, logits_BV, chosen_LE, served_LS, seen_TH = forward_rows(
         model.address,
         *model.stack.likes,
         model.like_ends,
@@ -81,11 +85,29 @@ def forward(
         tokens.blocks,
         tokens.sample_rows,
         tokens.block_size,
+        *_sight(stack, probed),
         num_threads(),
     )
     if num_strangers == _REFUSED:
         return contract.composed(tokens, ends, stack, turn_L)
+    if probed:
+        _probe(torch.from_numpy(seen_TH), tokens, ends, stack.layers[probed[0]])
     return torch.from_numpy(logits_BV), Counts(chosen_LE, served_LS, int(num_strangers))
+
+
+def _sight(stack: Stack, probed: Sequence[int]) -> tuple[int, int]:
+    """The layer that is to be seen, and of how many tokens."""
+    if not probed:
+        return _NONE, 0
+    return probed[0], stack.layers[probed[0]].pages.probe.max_tokens
+
+
+def _probe(seen_TH: Tensor, tokens: StepTokens, ends: Ends, layer: StackLayer) -> None:
+    """Store the step's first tokens in the layer once more, where its probe sees them: the same
+    bytes. `seen_TH` is what the layer was given."""
+    positions_T, slots_T = (each[: len(seen_TH)] for each in tokens.places())
+    angles = ends.cos_PF[positions_T], ends.sin_PF[positions_T]
+    store(seen_TH, layer.attention, layer.pages, *angles, slots_T)
 
 
 def _model(ends: Ends, stack: Stack) -> _Model | None:
@@ -143,10 +165,13 @@ def forward_rows(
     blocks: Array,
     sample_rows_B: Array,
     block_size: int,
+    probed: int,
+    num_seen: int,
     threads: int,
-) -> tuple[Index, Array, Array, Array]:
-    """The number of strangers, logits and what was counted; the first is −1, and nothing done,
-    where the step does not fit the model."""
+) -> tuple[Index, Array, Array, Array, Array]:
+    """The number of strangers, logits, what was counted, and what the layer `probed` (−1 = none)
+    was given of the first `num_seen` tokens. The number is −1, and nothing done, where the step
+    does not fit the model."""
     model = _model_at(address, like_ends)
     sizes, numbers = model.sizes, model.numbers
     vocabulary, hidden = model.head_VH.shape
@@ -154,6 +179,7 @@ def forward_rows(
     logits_BV = np.empty((num_rows, vocabulary), np.float32)
     chosen_LE = np.zeros((num_layers, sizes[EXPERTS]), np.int64)
     served_LS = np.empty((num_layers, sizes[SLOTS]), np.int64)
+    seen_TH = np.empty((0, hidden), np.float32)
     num_strangers: Index = np.int64(_REFUSED)
     if not (
         _spans_fit(spans_SC, block_size, ids_T.size, blocks.size, model.cos_PF.shape[0])
@@ -161,7 +187,7 @@ def forward_rows(
         and all_below(ids_T, model.embedding_VH.shape[0])
         and all_below(sample_rows_B, ids_T.size)
     ):
-        return num_strangers, logits_BV, chosen_LE, served_LS
+        return num_strangers, logits_BV, chosen_LE, served_LS, seen_TH
     lines = _lines(spans_SC, blocks)
     cos_TF, sin_TF, slots_T = _places(lines, block_size, ids_T.size, model.cos_PF, model.sin_PF)
     held = []
@@ -176,18 +202,26 @@ def forward_rows(
     x_TH = np.empty((ids_T.size, hidden), np.float32)
     out_TH = np.empty_like(x_TH)
     widen_rows(ids_T, model.embedding_VH, numbers[MULTIPLIER], x_TH)
-    num_strangers = run_layers(
-        x_TH, addresses_LA, like_half, like_gate, like_experts, turn_L, sizes[TOP_K], threads,
-        out_TH, chosen_LE, served_LS,
-    )  # fmt: skip
+    num_strangers = 0
+    border = max(probed, 0)
+    for first, end in ((0, border), (border, num_layers)):
+        if first == probed:
+            seen_TH = x_TH[:num_seen].copy()
+        if first < end:
+            num_strangers += run_layers(
+                x_TH, addresses_LA[first:end], like_half, like_gate, like_experts,
+                turn_L[first:end], sizes[TOP_K], threads, out_TH, chosen_LE[first:end],
+                served_LS[first:end],
+            )  # fmt: skip
+            x_TH[:] = out_TH
     held.clear()  # until here the layers have read of them
     if num_rows * vocabulary * hidden < SMALL_PRODUCT:
         threads = 1
     head_rows(
-        out_TH, sample_rows_B, model.norm_H, numbers[EPS], model.head_VH, numbers[DIVISOR],
+        x_TH, sample_rows_B, model.norm_H, numbers[EPS], model.head_VH, numbers[DIVISOR],
         logits_BV, threads,
     )  # fmt: skip
-    return num_strangers, logits_BV, chosen_LE, served_LS
+    return num_strangers, logits_BV, chosen_LE, served_LS, seen_TH
 
 
 @compiled

@@ -54,13 +54,9 @@ class FrozenStack(NamedTuple):
     alike: list[Alike]
     probes: tuple[ErrorProbe, ...]
 
-    @property
-    def is_probed(self) -> bool:
-        """Somebody wants to see what is stored, which the kernels do not show."""
-        for probe in self.probes:
-            if probe.wanted:
-                return True
-        return False
+    def probed(self) -> list[int]:
+        """Layers of which somebody wants to see what is stored, which the kernels do not show."""
+        return [number for number, probe in enumerate(self.probes) if probe.wanted]
 
 
 def run_stack(
@@ -68,7 +64,7 @@ def run_stack(
 ) -> tuple[Tensor, Counts]:
     """See the contract."""
     frozen = frozen_stack(stack)
-    if frozen is None or not len(x_TH) or frozen.is_probed:
+    if frozen is None or not len(x_TH) or frozen.probed():
         return contract.composed(x_TH, stack, step, turn_L)
     first = stack.layers[0]
     steps = [Frozen(step_arrays(one.attention, one.pages, step)) for one, _ in frozen.alike]

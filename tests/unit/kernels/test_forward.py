@@ -140,11 +140,12 @@ def test_what_does_not_exist_is_refused(what: str, implementation: Name) -> None
         forward(replace(a_step([(0, 2)], [1]), **wrong), ends_of(made), stack, np.zeros(1, int))
 
 
-@pytest.mark.parametrize("with_probe", [False, True])
-def test_the_parts_are_called_where_the_probe_wants_to_see(
-    with_probe: bool, implementation: Name, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("probed", [[], [0], [1], [2], [0, 2]])
+@pytest.mark.parametrize("spans", [[(3, 1)], [(0, 12), (5, 1)]])
+def test_a_probe_sees_what_it_sees_of_the_parts(
+    probed: list[int], spans: list[Span], implementation: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nowhere else: the one call would never be missed by its results."""
+    """But for several at a time the one call is made, which results alone would not tell."""
     made, calls = Made(5), []
 
     def counted(*args: Any) -> Any:
@@ -152,12 +153,18 @@ def test_the_parts_are_called_where_the_probe_wants_to_see(
         return composed(*args)
 
     monkeypatch.setattr(contract, "composed", counted)
-    stack = Stack((made.layer("nvfp4"), made.layer("nvfp4", window=5)))
-    probe = stack.layers[1].pages.probe
-    probe.wanted = with_probe
-    forward(a_step([(0, 3), (0, 1)], [2]), ends_of(made), stack, np.zeros(2, int))
-    assert bool(calls) == (with_probe or implementation != "cpu")
-    assert (probe.relative_error is None) == (not with_probe)
+    stack = Stack(tuple(made.layer("nvfp4", window=window) for window in (None, 5, None)))
+    other, ends, turns = on_other_pages(stack, "nvfp4"), ends_of(made), np.arange(3)
+    for layer in probed:
+        stack.layers[layer].pages.probe.wanted = other.layers[layer].pages.probe.wanted = True
+    step = a_step(spans, [0])
+    assert_same(forward(step, ends, stack, turns), composed(step, ends, other, turns))
+    assert_same_pages(stack, other)
+    for number, (one, two) in enumerate(zip(stack.layers, other.layers, strict=True)):
+        assert one.pages.probe.relative_error == two.pages.probe.relative_error
+        assert (one.pages.probe.relative_error is not None) == (number in probed)
+        assert not one.pages.probe.wanted
+    assert bool(calls) == (implementation != "cpu" or len(probed) > 1)
 
 
 def test_ends_that_store_other_numbers_than_each_other_are_computed() -> None:
