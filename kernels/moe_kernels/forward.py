@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from moe_kernels.attention_step import AttentionStep
@@ -56,6 +57,7 @@ def forward(
     return composed(tokens, ends, stack, turn_L)
 
 
+@torch.inference_mode()
 def composed(
     tokens: StepTokens, ends: Ends, stack: Stack, turn_L: IntArray
 ) -> tuple[Tensor, Counts]:

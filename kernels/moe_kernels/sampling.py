@@ -54,8 +54,8 @@ class Cut(NamedTuple):
 @implemented
 def sample(
     logits_BV: Tensor, cuts_B: Sequence[Cut], seeds_B: Sequence[int], positions_B: Sequence[int]
-) -> Tensor:
-    """Token ids int64 [B] on the CPU of float32 logits.
+) -> list[int]:
+    """A token id for each row of float32 logits.
 
     Temperature 0 takes the largest logit, the lowest id on ties. Otherwise, with t the factor
     that `steepness` gives of the temperature, a token has
@@ -103,7 +103,9 @@ def exponential(x_V: Row) -> Row:
 
 def as_rows(logits_BV: Tensor) -> Row:
     """The logits as float32 on the CPU; shares their memory where they are that already."""
-    rows: Row = logits_BV.detach().to("cpu", torch.float32).numpy()
+    if logits_BV.dtype != torch.float32 or not logits_BV.is_cpu:
+        logits_BV = logits_BV.to("cpu", torch.float32)
+    rows: Row = logits_BV.detach().numpy()
     return rows
 
 

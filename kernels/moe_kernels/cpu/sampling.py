@@ -6,16 +6,14 @@ tokens, in two halves of 20 bits whose sums fit 32, and walks through the one ru
 Neighbours: `moe_kernels.sampling` is the contract, whose arithmetic is repeated here bit by bit;
 `activation` has the exponential.
 
-Letters: B sequences, V vocabulary, R runs.
+Letters: B sequences, V vocabulary, R runs, C columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from moe_kernels.cpu.activation import exponential
@@ -23,7 +21,7 @@ from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.nearest import Tokens, bin_of, keep_nearest, room_for, sum_bins
 from moe_kernels.cpu.parts import meet, new_board, parts_for, take, take_next
 from moe_kernels.cpu.team import num_threads, together
-from moe_kernels.sampling import ONE, Cut, NonFiniteLogits, as_rows
+from moe_kernels.sampling import ONE, Cut, NonFiniteLogits
 
 _UNUSABLE = -1
 _INFINITY_BITS = 0x7F800000
@@ -31,72 +29,59 @@ _TINY, _MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _ONE, _ONE_FLOAT32 = np.int64(ONE), np.float32(ONE)
 _RUN = 64
 _UPPER, _LOWER = np.float32(2.0**-20), np.float32(2.0**20)
-_MASK = (1 << 64) - 1
+_HALF = (1 << 32) - 1
+TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION, _COLUMNS = 0, 1, 2, 3, 4, 6, 7
+"""Columns of a row's numbers, all in one array of float64: a seed as its two halves."""
 _LOGITS_PER_THREAD = 1 << 14
 """Looking at fewer takes no longer than a second thread's start."""
 
 
 def sample(
     logits_BV: Tensor, cuts_B: Sequence[Cut], seeds_B: Sequence[int], positions_B: Sequence[int]
-) -> Tensor:
-    logits = np.ascontiguousarray(as_rows(logits_BV))
+) -> list[int]:
+    logits = logits_BV.numpy()
+    if not logits.flags.c_contiguous:
+        logits = np.ascontiguousarray(logits)
+    numbers: list[float] = []
+    for cut, seed, position in zip(cuts_B, seeds_B, positions_B, strict=True):
+        numbers += (*cut, seed >> 32 & _HALF, seed & _HALF, position)
+    numbers_BC = np.array(numbers, np.float64).reshape(-1, _COLUMNS)
     num_rows = len(logits)
-    tokens = torch.empty(num_rows, dtype=torch.int64)
-    operands = (
-        logits,
-        np.fromiter(chain.from_iterable(cuts_B), np.float64).reshape(num_rows, len(Cut._fields)),
-        np.array([seed & _MASK for seed in seeds_B], dtype=np.uint64),
-        np.array(positions_B, dtype=np.uint64),
-    )
-    threads = min(num_threads(), num_rows, 1 + logits.size // _LOGITS_PER_THREAD)
-    if threads > 1:
-        draw_parallel(*operands, threads, tokens.numpy())
+    tokens_B = np.empty(num_rows, np.int64)
+    worth_it = min(num_rows, 1 + logits.size // _LOGITS_PER_THREAD)
+    if worth_it > 1 and num_threads() > 1:
+        draw_parallel(logits, numbers_BC, min(num_threads(), worth_it), tokens_B)
     else:
-        draw_range(*operands, 0, num_rows, tokens.numpy())
-    if num_rows and int(tokens.min()) == _UNUSABLE:
-        raise NonFiniteLogits((tokens == _UNUSABLE).nonzero()[:, 0].tolist())
+        draw_range(logits, numbers_BC, 0, num_rows, tokens_B)
+    tokens: list[int] = tokens_B.tolist()
+    if _UNUSABLE in tokens:
+        raise NonFiniteLogits([row for row, token in enumerate(tokens) if token == _UNUSABLE])
     return tokens
 
 
 @compiled
-def draw_parallel(
-    logits_BV: Array,
-    cuts_B: Array,
-    seeds_B: Array,
-    positions_B: Array,
-    threads: int,
-    tokens_B: Array,
-) -> None:
+def draw_parallel(logits_BV: Array, numbers_BC: Array, threads: int, tokens_B: Array) -> None:
     together(
-        _walk, threads, new_board(1), logits_BV, cuts_B, seeds_B, positions_B, tokens_B,
+        _walk, threads, new_board(1), logits_BV, numbers_BC, tokens_B,
         min(parts_for(threads), logits_BV.shape[0]),
     )  # fmt: skip
 
 
 @inner
-def _walk(
-    board: Array, logits_BV: Array, cuts_B: Array, seeds_B: Array, positions_B: Array,
-    tokens_B: Array, parts: Index,
-) -> None:  # fmt: skip
+def _walk(board: Array, logits_BV: Array, numbers_BC: Array, tokens_B: Array, parts: Index) -> None:
     """What each thread does, see `parts`."""
     num_rows = np.int64(logits_BV.shape[0])
     part = take(board, 0)
     while part < parts:
         first, last = num_rows * part // parts, num_rows * (part + 1) // parts
-        draw_range(logits_BV, cuts_B, seeds_B, positions_B, first, last, tokens_B)
+        draw_range(logits_BV, numbers_BC, first, last, tokens_B)
         part = take_next(board, 0)
     meet(board, 0, parts)
 
 
 @compiled
 def draw_range(
-    logits_BV: Array,
-    cuts_B: Array,
-    seeds_B: Array,
-    positions_B: Array,
-    first: Index,
-    last: Index,
-    tokens_B: Array,
+    logits_BV: Array, numbers_BC: Array, first: Index, last: Index, tokens_B: Array
 ) -> None:
     size = logits_BV.shape[1]
     tokens = Tokens(
@@ -106,24 +91,27 @@ def draw_range(
     ones_V = np.empty(size, np.float32)
     sums_R = np.empty(size // _RUN + 1, np.int64)
     for row in range(first, last):
-        logits_V, cut = logits_BV[row], cuts_B[row]
+        logits_V, numbers = logits_BV[row], numbers_BC[row]
         largest, is_usable = _largest(logits_V)
         if not is_usable:
             tokens_B[row] = _UNUSABLE
-        elif cut[0] == 0.0:
+        elif numbers[TEMPERATURE] == 0.0:
             tokens_B[row] = _first(logits_V, largest)
         else:
-            _weigh(logits_V, largest, np.float32(min(max(1.0 / cut[0], _TINY), _MAX)), tokens)
-            if 0 < cut[1] < size:
+            steep = np.float32(min(max(1.0 / numbers[TEMPERATURE], _TINY), _MAX))
+            _weigh(logits_V, largest, steep, tokens)
+            if 0 < numbers[TOP_K] < size:
                 _fill(ones_V)
                 sum_bins(tokens.bins_V, ones_V, near)
-                keep_nearest(tokens, ones_V, np.int64(cut[1]), near)
-            if cut[2] < 1.0:
+                keep_nearest(tokens, ones_V, np.int64(numbers[TOP_K]), near)
+            if numbers[TOP_P] < 1.0:
                 whole = sum_bins(tokens.bins_V, tokens.weights_V, near)
-                goal = max(_share(cut[2], whole), np.int64(1))
+                goal = max(_share(numbers[TOP_P], whole), np.int64(1))
                 keep_nearest(tokens, tokens.weights_V, goal, near)
-            u = _uniform(seeds_B[row], positions_B[row])
-            tokens_B[row] = _drawn(tokens.weights_V, _least_float(_share(cut[3], _ONE)), u, sums_R)
+            seed = (np.uint64(numbers[SEED]) << np.uint64(32)) + np.uint64(numbers[SEED + 1])
+            u = _uniform(seed, np.uint64(numbers[POSITION]))
+            least = _least_float(_share(numbers[MIN_P], _ONE))
+            tokens_B[row] = _drawn(tokens.weights_V, least, u, sums_R)
 
 
 @inner

@@ -36,10 +36,10 @@ WEIGHT_OF_FIRST = tl.constexpr(float(ONE))
 
 def sample(
     logits_BV: Tensor, cuts_B: Sequence[Cut], seeds_B: Sequence[int], positions_B: Sequence[int]
-) -> Tensor:
+) -> list[int]:
     num_rows, vocabulary = logits_BV.shape
     if not num_rows:
-        return torch.empty(0, dtype=torch.int64)
+        return []
     if logits_BV.device.type == "cpu" and torch.cuda.is_available():
         return reference.sample(logits_BV, cuts_B, seeds_B, positions_B)
     logits_BV = logits_BV.to(torch.float32).contiguous()
@@ -50,11 +50,11 @@ def sample(
         logits_BV, torch.from_numpy(whole).to(device), torch.from_numpy(real).to(device), tokens_B,
         vocabulary, SIZE=SIZE, num_warps=8, **SAFE,
     )  # fmt: skip
-    tokens_B = tokens_B.cpu()
-    unusable = torch.nonzero(tokens_B < 0).flatten().tolist()
+    tokens: list[int] = tokens_B.tolist()
+    unusable = [row for row, token in enumerate(tokens) if token < 0]
     if unusable:
         raise NonFiniteLogits(unusable)
-    return tokens_B
+    return tokens
 
 
 def _parameters(

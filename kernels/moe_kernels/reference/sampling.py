@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from moe_kernels.sampling import (
@@ -30,16 +29,16 @@ from moe_kernels.sampling import (
 
 def sample(
     logits_BV: Tensor, cuts_B: Sequence[Cut], seeds_B: Sequence[int], positions_B: Sequence[int]
-) -> Tensor:
+) -> list[int]:
     logits = as_rows(logits_BV)
     unusable = unusable_rows(logits)
     if unusable:
         raise NonFiniteLogits(unusable)
-    tokens = logits.argmax(axis=1).astype(np.int64)
+    tokens: list[int] = logits.argmax(axis=1).tolist()
     for row, cut in enumerate(cuts_B):
         if cut.temperature > 0.0:
             tokens[row] = _draw(logits[row], cut, uniform(seeds_B[row], positions_B[row]))
-    return torch.from_numpy(tokens)
+    return tokens
 
 
 def _draw(logits_V: Row, cut: Cut, u: float) -> int:

@@ -29,13 +29,12 @@ MOST_DRAWS = 300
 def draw_many(logits: list[float], cut: Cut, seed: int = 1) -> Counter[int]:
     rows = torch.tensor([logits]).expand(DRAWS, -1)
     tokens = sample(rows, [cut] * DRAWS, [seed] * DRAWS, list(range(DRAWS)))
-    return Counter(tokens.tolist())
+    return Counter(tokens)
 
 
 def greedy(logits: Tensor) -> list[int]:
     rows = len(logits)
-    picked: list[int] = sample(logits, [Cut()] * rows, [0] * rows, [0] * rows).tolist()
-    return picked
+    return sample(logits, [Cut()] * rows, [0] * rows, [0] * rows)
 
 
 def test_greedy_takes_the_largest_and_the_lowest_id_on_ties() -> None:
@@ -87,8 +86,8 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     top_k = [0, 5, 0, 50, 1, 0, 0, 7, 0]
     cuts = [Cut(t, k, p) for t, k, p in zip(temperature, top_k, top_p, strict=True)]
     seeds, positions = list(range(40, 49)), list(range(9))
-    together = sample(logits, cuts, seeds, positions).tolist()
-    alone = [int(sample(logits[[i]], [cuts[i]], [seeds[i]], [positions[i]])) for i in range(9)]
+    together = sample(logits, cuts, seeds, positions)
+    alone = [sample(logits[[i]], [cuts[i]], [seeds[i]], [positions[i]])[0] for i in range(9)]
     assert alone == together
 
 
@@ -114,7 +113,7 @@ def test_logits_that_are_not_finite_are_refused(bad: float, temperature: float) 
 
 
 def test_no_rows_give_no_tokens() -> None:
-    assert sample(torch.empty(0, 7), [], [], []).tolist() == []
+    assert sample(torch.empty(0, 7), [], [], []) == []
 
 
 def test_zeros_of_both_signs_are_equal() -> None:
@@ -165,7 +164,7 @@ CUTS = st.builds(
 @given(HALVES, CUTS, st.integers(-(2**70), 2**70), st.integers(0, 2**31))
 def test_a_draw_is_the_definition(halves: list[int], cut: Cut, seed: int, position: int) -> None:
     logits = [-cut.temperature * math.log(2) * half for half in halves]
-    drawn = int(sample(torch.tensor([logits]), [cut], [seed], [position]))
+    drawn = sample(torch.tensor([logits]), [cut], [seed], [position])[0]
     assert drawn == by_definition(logits, cut, uniform(seed, position))[1]
 
 
@@ -176,7 +175,7 @@ def test_what_is_drawn_is_what_is_kept(halves: list[int], cut: Cut) -> None:
     least = min(2.0 ** -halves[i] for i in kept) / sum(2.0 ** -halves[i] for i in kept)
     draws = min(MOST_DRAWS, round(12 / least))
     rows = torch.tensor([logits]).expand(draws, -1)
-    drawn = set(sample(rows, [cut] * draws, [3] * draws, range(draws)).tolist())
+    drawn = set(sample(rows, [cut] * draws, [3] * draws, range(draws)))
     assert drawn <= set(kept)
     if draws < MOST_DRAWS:  # so many that each came up
         assert len(drawn) >= len(kept) * 0.9
@@ -203,8 +202,8 @@ def test_every_implementation_draws_the_same_token(
     cuts = [Cut(temperature, top_k), Cut(temperature, top_k, top_p, min_p), Cut(temperature)]
     arguments = rows, cuts, [seed] * 3, [0, 1, 2]
     with using("reference"):
-        wanted = sample(*arguments).tolist()
-    assert sample(*arguments).tolist() == wanted
+        wanted = sample(*arguments)
+    assert sample(*arguments) == wanted
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -227,15 +226,15 @@ def test_rows_of_any_length_are_drawn_alike(
     logits[:, noise.integers(size)] = 0.0
     arguments = torch.from_numpy(logits.astype(np.float32)), [cut] * 3, [seed] * 3, [0, 1, 2]
     with using("reference"):
-        wanted = sample(*arguments).tolist()
-    assert sample(*arguments).tolist() == wanted
+        wanted = sample(*arguments)
+    assert sample(*arguments) == wanted
 
 
 def test_rows_shared_by_threads_are_drawn_as_alone(two_threads: None) -> None:
     logits = torch.randn(5, 1 << 16, generator=torch.Generator().manual_seed(4)) * 3
     cuts = [Cut(1.0), Cut(0.8, 50, 0.9), Cut(), Cut(1.0, 0, 0.5), Cut(1.0, 3000, 1.0, 0.001)]
-    together = sample(logits, cuts, range(5), range(5)).tolist()
-    alone = [int(sample(logits[[i]], [cuts[i]], [i], [i])) for i in range(5)]
+    together = sample(logits, cuts, range(5), range(5))
+    alone = [sample(logits[[i]], [cuts[i]], [i], [i])[0] for i in range(5)]
     assert together == alone
 
 

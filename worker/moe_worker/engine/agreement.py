@@ -11,15 +11,14 @@ Neighbours: `council` carries ballots between ranks, `engine` fills them in and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 
 class AgreementBroken(RuntimeError):
     """Ranks are not in the same step: a bug, never tried again."""
 
 
-@dataclass(frozen=True)
-class Ballot:
+class Ballot(NamedTuple):
     """All numbers are this rank's own; 0 = nothing of that kind."""
 
     step: int
@@ -36,19 +35,13 @@ class Ballot:
     draining: int
     """1 = admits nothing new, 2 = and has nothing left to do."""
 
-    def to_numbers(self) -> tuple[int, ...]:
-        return astuple(self)
 
-    @classmethod
-    def from_numbers(cls, numbers: Sequence[int]) -> Ballot:
-        return cls(*numbers)
+NUM_FIELDS = len(Ballot._fields)
+_PLACE = 3
+"""Fields of a ballot that say where its rank stands: they are the same in all."""
 
 
-NUM_FIELDS = len(fields(Ballot))
-
-
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(NamedTuple):
     tokens_R: tuple[int, ...]
     """Tokens of every rank in this step."""
     switch_to: int | None = None
@@ -73,24 +66,23 @@ def decide(ballots: Sequence[Ballot]) -> Agreement:
     """
     first = ballots[0]
     for rank, ballot in enumerate(ballots):
-        if (ballot.step, ballot.generation, ballot.epoch_active) != (
-            first.step,
-            first.generation,
-            first.epoch_active,
-        ):
+        if ballot[:_PLACE] != first[:_PLACE]:
             raise AgreementBroken(f"rank 0 is at {first}, rank {rank} at {ballot}")
-    most = max(ballots, key=lambda ballot: ballot.num_tokens)
-    if most.num_rounds != max(ballot.num_rounds for ballot in ballots):
+    of_ranks = zip(*ballots, strict=True)
+    _, _, _, ready, abandoned, generations, tokens_R, rounds_R, draining = of_ranks
+    if rounds_R[tokens_R.index(max(tokens_R))] != max(rounds_R):
         raise AgreementBroken(f"ranks count rounds differently: {ballots}")
-    abandon = frozenset(b.epoch_abandoned for b in ballots) - {0}
-    ready = {ballot.epoch_ready for ballot in ballots}
-    switch_to = next(iter(ready)) if len(ready) == 1 else 0
-    generations = {ballot.generation_ready for ballot in ballots}
-    begin = next(iter(generations)) if len(generations) == 1 else 0
+    abandon = frozenset(abandoned) - {0}
+    switch_to, begin = _common(ready), _common(generations)
     return Agreement(
-        tokens_R=tuple(ballot.num_tokens for ballot in ballots),
+        tokens_R=tokens_R,
         switch_to=switch_to if switch_to and switch_to not in abandon and not begin else None,
         abandon=abandon,
         begin_generation=begin or None,
-        dissolve=not begin and all(ballot.draining == 2 for ballot in ballots),
+        dissolve=not begin and _common(draining) == 2,
     )
+
+
+def _common(numbers: tuple[int, ...]) -> int:
+    """What all ranks have; 0 where they differ."""
+    return numbers[0] if numbers.count(numbers[0]) == len(numbers) else 0

@@ -56,14 +56,14 @@ class Council:
         assert self._listening is not None, "listen posts the receives"
         listening, self._listening = self._listening, None
         self._mine[0] = _PRESENT
-        self._mine[1:] = torch.tensor(ballot.to_numbers())
+        self._mine[1:] = torch.tensor(ballot)
         mine = self._mine.view(torch.uint8)
         sending = self._exchange.transfer("control", [(p, mine) for p in self._peers], [])
         listening.wait(timeout_seconds)
         sending.wait(timeout_seconds)
         votes = dict(self._theirs)
         votes[self._exchange.rank] = self._mine
-        return [Ballot.from_numbers(votes[r][1:].tolist()) for r in range(self._exchange.size)]
+        return [Ballot(*votes[r][1:].tolist()) for r in range(self._exchange.size)]
 
     def close(self) -> None:
         """Forget the posted receives, which would keep the group's sockets open, and tear down."""

@@ -6,7 +6,6 @@ that failed half-way is simply run again. Neighbours: `batch`, `sampler`, the tr
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from moe_worker.engine.batch import build_batch
@@ -21,22 +20,21 @@ class Runner:
     def __init__(self, transformer: Transformer, kv: KvCache) -> None:
         self.transformer = transformer
         self.kv = kv
+        self._device = transformer.shared.embedding_VH.device
         self.last_logits: Tensor | None = None
         """Float32 [sampled, V] of the newest step, in the schedule's order."""
         self.draws = Draws()
         """What the newest step gave its requests."""
 
-    @torch.inference_mode()
     def run(self, schedule: Schedule, moe: Moe) -> dict[str, int]:
         """The next token of every sequence that samples, by request id; `draws` has the rest.
 
         With an empty schedule the model still calls `moe` for every layer, with no tokens.
         """
-        device = self.transformer.shared.embedding_VH.device
         self.kv.copy_blocks(schedule.copies)
         if schedule.entries:
             self.kv.begin_step()
-        batch = build_batch(schedule, self.kv.block_size, device)
+        batch = build_batch(schedule, self.kv.block_size, self._device)
         logits = self.transformer.forward(batch, self.kv, moe)
         rows = logit_rows(schedule)
         drawing = [index for index, row in enumerate(rows) if row.draws]

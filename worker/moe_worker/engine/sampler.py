@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moe_kernels import sampling
-from moe_kernels.sampling import Cut, Row
+from moe_kernels.sampling import Row
 from moe_worker.engine.events import TokenLogprobs
 from moe_worker.engine.logit_rows import LogitRow
 from moe_worker.engine.sampling_params import GrammarFailed
@@ -32,7 +32,7 @@ class Undrawable(Exception):
         self.reasons = reasons
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Draws:
     """What a step gave its requests, by request id."""
 
@@ -49,30 +49,45 @@ def draw(logits_BV: Tensor, rows: Rows[LogitRow]) -> Draws:
         Undrawable: logits are not finite, a grammar failed, or everything is forbidden.
     """
     draws, reasons = Draws(), dict[str, str]()
-    judged = [index for index, row in enumerate(rows) if not row.draws]
-    if judged:
+    seqs = [row.seq for row in rows if row.draws]
+    if len(seqs) < len(rows):
+        judged = [index for index, row in enumerate(rows) if not row.draws]
         _judge(sampling.as_rows(logits_BV[judged]), [rows[i] for i in judged], draws, reasons)
         drawing = [index for index, row in enumerate(rows) if row.draws]
-        rows, logits_BV = [rows[i] for i in drawing], logits_BV[drawing]
-    seqs = [row.seq for row in rows]
+        logits_BV = logits_BV[drawing]
     tokens = _sample(logits_BV, seqs, reasons)
+    special = False
+    for seq, token in zip(seqs, tokens, strict=True):
+        draws.tokens[seq.request_id] = token
+        special = special or not seq.params.is_plain
+    if special or reasons:
+        _follow_wishes(logits_BV, seqs, draws, reasons)
+    return draws
+
+
+def _follow_wishes(
+    logits_BV: Tensor, seqs: Rows[Sequence], draws: Draws, reasons: dict[str, str]
+) -> None:
+    """Tokens of those who want others than the model's, and probabilities.
+
+    Raises:
+        Undrawable: for the reasons given, and those found.
+    """
     wishes = {i: seq for i, seq in enumerate(seqs) if seq.params.adjusts_logits}
     adjusted = _adjust(logits_BV, wishes, reasons) if wishes else {}
     if adjusted:
         # Drawn again from what they wish for: the rows of all others are not copied.
         wished_BV = torch.from_numpy(sampling.stacked(list(adjusted.values())))
-        for index, token in zip(
-            adjusted, _sample(wished_BV, [seqs[i] for i in adjusted], reasons), strict=True
-        ):
-            tokens[index] = token
+        wishing = [seqs[index] for index in adjusted]
+        tokens = _sample(wished_BV, wishing, reasons)
+        draws.tokens.update(zip([seq.request_id for seq in wishing], tokens, strict=True))
     if reasons:
         raise Undrawable(reasons)
-    for index, (seq, token) in enumerate(zip(seqs, tokens, strict=True)):
-        draws.tokens[seq.request_id] = token
+    for index, seq in enumerate(seqs):
         if seq.params.num_logprobs is not None:
             row = adjusted[index] if index in adjusted else sampling.as_rows(logits_BV[index])
+            token = draws.tokens[seq.request_id]
             draws.logprobs[seq.request_id] = _logprobs(row, token, seq.params.num_logprobs)
-    return draws
 
 
 def _sample(logits_BV: Tensor, seqs: Rows[Sequence], reasons: dict[str, str]) -> list[int]:
@@ -81,16 +96,15 @@ def _sample(logits_BV: Tensor, seqs: Rows[Sequence], reasons: dict[str, str]) ->
         return []
     params = [seq.params for seq in seqs]
     try:
-        tokens: list[int] = sampling.sample(
+        return sampling.sample(
             logits_BV,
-            [Cut(each.temperature, each.top_k, each.top_p, each.min_p) for each in params],
+            [each.cut for each in params],
             [each.seed for each in params],
             [seq.num_tokens for seq in seqs],
-        ).tolist()
+        )
     except sampling.NonFiniteLogits as error:
         reasons |= {seqs[row].request_id: _UNUSABLE for row in error.rows}
         return [0] * len(seqs)
-    return tokens
 
 
 def _adjust(

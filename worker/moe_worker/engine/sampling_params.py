@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from moe_kernels.sampling import Cut
+
 
 class GrammarFailed(RuntimeError):
     """A grammar can not say what may come next; only its own request ends."""
@@ -72,6 +74,10 @@ class SamplingParams:
             raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
 
     @cached_property
+    def cut(self) -> Cut:
+        return Cut(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @cached_property
     def has_penalties(self) -> bool:
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
 
@@ -79,3 +85,8 @@ class SamplingParams:
     def adjusts_logits(self) -> bool:
         """Whether its tokens are chosen from other logits than the model's."""
         return self.has_penalties or bool(self.logit_bias) or self.grammar is not None
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Tokens are drawn from the model's logits and told without their probabilities."""
+        return not self.adjusts_logits and self.num_logprobs is None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from moe_kernels.attention_step import AttentionStep
@@ -91,6 +92,10 @@ class Transformer:
             logits_BV = moe.forward(self._all, cache.layers, tokens, self._ends)
             if logits_BV is not None:
                 return logits_BV
+        return self._by_parts(tokens, cache, moe)
+
+    @torch.inference_mode()
+    def _by_parts(self, tokens: StepTokens, cache: Cache, moe: Moe) -> Tensor:
         x_TH = embed(tokens.ids_T, self._ends.embedding)
         step = self._ends.attention_step(tokens)
         number = 0
