@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from moe_kernels.activation import SILU, SwigluOai
+from moe_kernels.attention_plan import AttentionRows, plan_attention
+from moe_kernels.attention_step import AttentionStep
 from moe_kernels.copies import Copies
 from moe_kernels.experts import Experts
 from moe_kernels.gate import Gate
@@ -96,6 +98,18 @@ class Made:
 
 def pages(kv: KvFormatName, blocks: int = BLOCKS) -> KvPages:
     return allocate_pages(KvFormat(kv), HeadsShape(HEADS, DIM), blocks, BLOCK)
+
+
+def a_step(made: Made, spans: list[tuple[int, int]]) -> AttentionStep:
+    """By sequence, the position of its first token and how many."""
+    rows, slots = [], []
+    for seq, (start, count) in enumerate(spans):
+        table = [4 * place + seq for place in range(BLOCKS_EACH)]
+        rows.append(AttentionRows(start, count, table))
+        slots += [table[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count)]
+    angles = made.normal(len(slots), DIM // 2, dtype=torch.float32)
+    plan = plan_attention(rows, BLOCK)
+    return AttentionStep(angles.cos(), angles.sin(), torch.tensor(slots, dtype=torch.int64), plan)
 
 
 def on_other_pages(stack: Stack, kv: KvFormatName) -> Stack:

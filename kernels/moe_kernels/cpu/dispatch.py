@@ -11,6 +11,7 @@ BI and BW: bins as int32 and as stored numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,24 +20,22 @@ from torch import Tensor
 from moe_kernels.bins import Bins, ForeignSlot, Unpacked
 from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.jit import Array, compiled
-from moe_kernels.cpu.product import widen_row
+from moe_kernels.cpu.product import narrow_row, widen_row
 
 
 def pack(
     bins: Bins, x_tH: Tensor, physical_tK: Tensor, slots_per_rank: int, bin_R: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    header_BI, room_BW = bins.derived.get("cpu", lambda: _arrays(bins))
-    layout = bins.layout
-    first = layout.header_bytes(len(x_tH)) // layout.dtype.itemsize
+    header_BI, room_BW = arrays_of(bins)
     counts_2R = np.zeros((2, len(bin_R)), np.int64)
     pack_rows(
-        stored_array(x_tH.to(layout.dtype)),
+        float32_array(x_tH),
         physical_tK.contiguous().numpy(),
         slots_per_rank,
         np.array(bin_R, np.int64),
         header_BI,
         room_BW,
-        first,
+        first_row(bins, len(x_tH)),
         counts_2R,
     )
     rows_R, pairs_R = counts_2R.tolist()
@@ -44,15 +43,10 @@ def pack(
 
 
 def unpack(bins: Bins, sources: Sequence[tuple[int, int]], num_slots: int) -> Unpacked:
-    header_BI, room_BW = bins.derived.get("cpu", lambda: _arrays(bins))
+    header_BI, room_BW = arrays_of(bins)
     layout = bins.layout
-    size = layout.dtype.itemsize
-    bin_tokens_first_Q3 = np.array(
-        [(number, tokens, layout.header_bytes(tokens) // size) for number, tokens in sources],
-        np.int64,
-    ).reshape(-1, 3)
     rows_PH, offsets, row_P, pairs_Q, is_valid = unpack_rows(
-        header_BI, room_BW, bin_tokens_first_Q3, layout.top_k, layout.hidden, num_slots
+        header_BI, room_BW, source_lines(bins, sources), layout.top_k, layout.hidden, num_slots
     )
     if not is_valid:
         raise ForeignSlot(num_slots)
@@ -100,7 +94,7 @@ def pack_rows(
     first: int,
     counts_2R: Array,
 ) -> None:
-    """`first`: where rows begin in a bin, in stored numbers. Adds rows and pairs to `counts_2R`."""
+    """`x_tH` float32; `first`: see `first_row`. Adds rows and pairs to `counts_2R`."""
     num_tokens, top_k = physical_tK.shape
     hidden, num_ranks = x_tH.shape[1], bin_R.size
     rows_R, pairs_R = counts_2R[0], counts_2R[1]
@@ -119,7 +113,7 @@ def pack_rows(
             if newest_R[rank] != token:
                 newest_R[rank] = token
                 start = first + rows_R[rank] * hidden
-                room_BW[number, start : start + hidden] = x_tH[token]
+                narrow_row(x_tH[token], room_BW[number, start : start + hidden])
                 rows_R[rank] += 1
 
 
@@ -210,7 +204,22 @@ def _add_row(weight: np.float32, row: Array, total: Array) -> None:
         total[column] += weight * row[column]
 
 
-def _arrays(bins: Bins) -> tuple[Array, Array]:
+def arrays_of(bins: Bins) -> tuple[Array, Array]:
     """The same memory as int32 and as stored numbers, made once."""
+    return bins.derived.get("cpu", partial(_arrays, bins))
+
+
+def source_lines(bins: Bins, sources: Sequence[tuple[int, int]]) -> Array:
+    """Bin, tokens and where rows begin of each source, as `unpack_rows` takes them."""
+    lines = [(number, tokens, first_row(bins, tokens)) for number, tokens in sources]
+    return np.array(lines, np.int64).reshape(-1, 3)
+
+
+def first_row(bins: Bins, num_tokens: int) -> int:
+    """Where the rows of so many tokens begin in a bin, in stored numbers."""
+    return bins.layout.header_bytes(num_tokens) // bins.layout.dtype.itemsize
+
+
+def _arrays(bins: Bins) -> tuple[Array, Array]:
     header_BI: Array = bins.memory.view(torch.int32).numpy()
     return header_BI, stored_array(bins.memory.view(bins.layout.dtype))

@@ -68,7 +68,7 @@ def expert_rows(
     limit: float,
     alpha: float,
     y_PH: Array,
-    threads: int,
+    threads: Index,
 ) -> None:
     """`expert_mlp` into `y_PH`; biases are empty where there are none."""
     num_owned = offsets[-1]

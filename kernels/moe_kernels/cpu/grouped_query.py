@@ -19,6 +19,7 @@ from moe_kernels.attention_step import AttentionStep
 from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.attention import ATTENDING
 from moe_kernels.cpu.attention_chunks import Partials
+from moe_kernels.cpu.frozen import Frozen
 from moe_kernels.cpu.grouped_query_kernel import (
     CacheArrays,
     HalfArrays,
@@ -58,6 +59,15 @@ def half_arrays(layer: GroupedQueryLayer, pages: KvPages) -> HalfArrays | None:
     if cache is None or layer.qkv_QH.dtype != layer.o_HQ.dtype:
         return None
     return HalfArrays(layer.derived.get("cpu", partial(_layer_arrays, layer)), *cache)
+
+
+def frozen_step(layer: GroupedQueryLayer, pages: KvPages, step: AttentionStep) -> Frozen:
+    """`step_arrays` for kernels that take addresses."""
+    key = "cpu frozen", layer.window, layer.num_heads, layer.num_kv_heads, pages.num_blocks
+    frozen: Frozen = step.derived.get(
+        (*key, num_threads()), lambda: Frozen(step_arrays(layer, pages, step))
+    )
+    return frozen
 
 
 def step_arrays(

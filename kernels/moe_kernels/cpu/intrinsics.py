@@ -91,6 +91,22 @@ def rounded(typing_context: Any, value: Any, like: Any) -> Any:
 
 
 @intrinsic
+def narrowed(typing_context: Any, value: Any, like: Any) -> Any:
+    """A float32 as what the array `like` stores: `rounded`, and then without what is zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        stored = signature.args[1].dtype
+        exact = _round(builder, stored, arguments[0], 1)
+        if stored == types.float32:
+            return exact
+        if stored == types.int16:
+            return builder.bitcast(builder.fptrunc(exact, ir.HalfType()), ir.IntType(16))
+        return builder.trunc(builder.lshr(builder.bitcast(exact, _I32), _I32(16)), ir.IntType(16))
+
+    return like.dtype(value, like), generate
+
+
+@intrinsic
 def power_of_two(typing_context: Any, exponent: Any) -> Any:
     """2ⁿ as float32 for an int32 −126 ≤ n ≤ 127."""
 

@@ -26,7 +26,7 @@ import numpy as np
 from numba import types
 
 from moe_kernels.cpu.apart import Slot, call_apart
-from moe_kernels.cpu.intrinsics import dot_tile, rounded, widened
+from moe_kernels.cpu.intrinsics import dot_tile, narrowed, rounded, widened
 from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.lanes import WIDTH, load, load_float, store
 from moe_kernels.cpu.row_lanes import in_bytes, rounded_lanes
@@ -219,6 +219,13 @@ def round_rows(
         for k in range(whole, size):
             value = load_float(inputs_TK, source + in_bytes(k))
             store(rounded_TK, target + in_bytes(k), rounded(value, weights_RK))
+
+
+@compiled
+def narrow_row(row_K: Array, stored_K: Array) -> None:
+    """Float32 as what is stored, the nearest."""
+    for k in range(row_K.size):
+        stored_K[k] = narrowed(row_K[k], stored_K)
 
 
 @compiled

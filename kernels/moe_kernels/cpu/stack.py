@@ -28,7 +28,7 @@ from moe_kernels.cpu.copies import copy_arrays
 from moe_kernels.cpu.experts import expert_arrays
 from moe_kernels.cpu.frozen import Frozen
 from moe_kernels.cpu.gate import gate_arrays
-from moe_kernels.cpu.grouped_query import half_arrays, step_arrays
+from moe_kernels.cpu.grouped_query import frozen_step, half_arrays
 from moe_kernels.cpu.jit import Array
 from moe_kernels.cpu.stack_kernel import STEP, run_layers
 from moe_kernels.cpu.team import num_threads
@@ -67,10 +67,9 @@ def run_stack(
     if frozen is None or not len(x_TH) or frozen.probed():
         return contract.composed(x_TH, stack, step, turn_L)
     first = stack.layers[0]
-    steps = [Frozen(step_arrays(one.attention, one.pages, step)) for one, _ in frozen.alike]
     addresses_LP = frozen.addresses_LP.copy()
-    for of_step, (_, numbers) in zip(steps, frozen.alike, strict=True):
-        addresses_LP[numbers, STEP] = of_step.address
+    for one, numbers in frozen.alike:
+        addresses_LP[numbers, STEP] = frozen_step(one.attention, one.pages, step).address
     out_TH = torch.empty(x_TH.shape)
     chosen_LE = np.zeros((len(stack.layers), len(first.sent_E)), np.int64)
     served_LS = np.empty((len(stack.layers), len(first.experts.w13_S2IH)), np.int64)

@@ -36,11 +36,11 @@ STEP, HALF, GATE, COPIES, EXPERTS = range(5)
 """Columns of addresses; what is frozen at each but the first stays for the life of a stack."""
 _NUM_PHASES = HALF_PHASES + ROUTE_PHASES + 1 + EXPERT_PHASES
 """Of a layer; copies are chosen in one between."""
-_step_at = thawing(lambda _: types.Tuple([STEP_ARRAYS, PARTIALS]))
-_half_at = thawing(half_kind)
-_gate_at = thawing(gate_kind)
-_copies_at = thawing(lambda _: types.Tuple([COPY_ARRAYS, types.Array(types.int64, 1, "C")]))
-_experts_at = thawing(expert_kind)
+step_at = thawing(lambda _: types.Tuple([STEP_ARRAYS, PARTIALS]))
+half_at = thawing(half_kind)
+gate_at = thawing(gate_kind)
+copies_at = thawing(lambda _: types.Tuple([COPY_ARRAYS, types.Array(types.int64, 1, "C")]))
+experts_at = thawing(expert_kind)
 
 
 @compiled
@@ -106,22 +106,22 @@ def _walk(
     for layer in range(addresses_LP.shape[0]):
         at_P = addresses_LP[layer]
         source_TH = out_TH if layer > 0 else x_TH
-        step, partials = _step_at(at_P[STEP], at_P)
-        half = _half_at(at_P[HALF], like_half)
+        step, partials = step_at(at_P[STEP], at_P)
+        half = half_at(at_P[HALF], like_half)
         half_phases(board, phase, source_TH, half, step, partials, room, middle_TH)
         phase += HALF_PHASES
-        gate = _gate_at(at_P[GATE], like_gate)
+        gate = gate_at(at_P[GATE], like_gate)
         route_phases(board, phase, middle_TH, gate, room, normed_TH, ids_TK, weights_TK, threads)
         phase += ROUTE_PHASES
         if take(board, phase) == 0:
-            copies, sent_E = _copies_at(at_P[COPIES], at_P)
+            copies, sent_E = copies_at(at_P[COPIES], at_P)
             strangers_L[layer] = place(
                 ids_TK, copies, sent_E, turn_L[layer], slots_TK, chosen_LE[layer]
             )
             take_next(board, phase)
         meet(board, phase, 1)
         phase += 1
-        experts = _experts_at(at_P[EXPERTS], like_experts)
+        experts = experts_at(at_P[EXPERTS], like_experts)
         expert_phases(
             board, phase, middle_TH, normed_TH, slots_TK, weights_TK, experts, room, numbers_room,
             out_TH, served_LS[layer], threads,
@@ -139,8 +139,8 @@ def _rooms(
     num_numbers: Index = 0
     for layer in range(addresses_LP.shape[0]):
         at_P = addresses_LP[layer]
-        half, gate = _half_at(at_P[HALF], like_half), _gate_at(at_P[GATE], like_gate)
-        experts = _experts_at(at_P[EXPERTS], like_experts)
+        half, gate = half_at(at_P[HALF], like_half), gate_at(at_P[GATE], like_gate)
+        experts = experts_at(at_P[EXPERTS], like_experts)
         of_experts, numbers = expert_room(num_tokens, top_k, experts, num_slots)
         of_half, of_gate = half_floats(num_tokens, half.layer), route_floats(num_tokens, gate)
         num_floats = max(num_floats, of_half, of_gate, of_experts)

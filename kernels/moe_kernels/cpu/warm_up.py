@@ -21,6 +21,7 @@ from moe_kernels.cpu.arrays import stored_array
 from moe_kernels.cpu.jit import CACHE_FOLDER
 from moe_kernels.cpu.turns import in_turn
 from moe_kernels.dispatch import add_up, pack, unpack
+from moe_kernels.expert_parallel import combine_rows, dispatch_rows, serve_rows
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import Gate, route
@@ -105,12 +106,17 @@ def _half(dtype: torch.dtype) -> None:
 
 
 def _layers(dtype: torch.dtype, router: torch.dtype) -> None:
-    """Of a rank that is alone."""
+    """Of a rank that is alone, and of one among others; a group may become either."""
     one = torch.zeros(1, dtype=torch.int64)
     copies, experts = Copies(one.view(1, 1), one.view(1, 1), one), Experts(*_expert(dtype))
     layer = StackLayer(_attention_layer(dtype), _pages(), _gate(router), copies, one, experts)
     stack, turn = Stack((layer,)), one.numpy()
-    run_stack(torch.zeros(1, _WIDTH), stack, _attention_step(), turn)
+    x, step = torch.zeros(1, _WIDTH), _attention_step()
+    run_stack(x, stack, step, turn)
+    bins = Bins.allocate(1, 1, BinLayout(_WIDTH, 1, dtype), torch.device("cpu"))
+    sent = dispatch_rows(x, stack, 0, step, 0, bins, 1, [0])
+    served = serve_rows(bins, [(0, 1)], stack, 0)
+    combine_rows(sent, 1, 0, served.y_NH, x, [0], stack, 0)
     rows_VH, angles = torch.zeros(1, _WIDTH, dtype=dtype), torch.zeros(1, _WIDTH // 2)
     ends = Ends(Embedding(rows_VH), angles, angles, Head(rows_VH[0], 1e-6, rows_VH))
     number = np.zeros(1, np.int64)

@@ -8,16 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_kernels.attention_plan import AttentionRows, plan_attention
-from moe_kernels.attention_step import AttentionStep
 from moe_kernels.kv_formats import KvFormatName
 from moe_kernels.stack import Stack, composed, run_stack
 from tests.support.stack_layers import (
-    BLOCK,
-    BLOCKS_EACH,
-    DIM,
     HIDDEN,
     Made,
+    a_step,
     assert_same,
     assert_same_pages,
     on_other_pages,
@@ -35,18 +31,6 @@ KINDS = st.fixed_dictionaries(
         "multiplier": st.sampled_from([1.0, 0.3]),
     }
 )
-
-
-def a_step(made: Made, spans: list[tuple[int, int]]) -> AttentionStep:
-    """By sequence, the position of its first token and how many."""
-    rows, slots = [], []
-    for seq, (start, count) in enumerate(spans):
-        table = [4 * place + seq for place in range(BLOCKS_EACH)]
-        rows.append(AttentionRows(start, count, table))
-        slots += [table[at // BLOCK] * BLOCK + at % BLOCK for at in range(start, start + count)]
-    angles = made.normal(len(slots), DIM // 2, dtype=torch.float32)
-    plan = plan_attention(rows, BLOCK)
-    return AttentionStep(angles.cos(), angles.sin(), torch.tensor(slots, dtype=torch.int64), plan)
 
 
 @given(data=st.data(), seed=st.integers(0, 999), kv=st.sampled_from(["nvfp4", "bf16", "fp32"]))

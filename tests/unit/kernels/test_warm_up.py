@@ -15,6 +15,7 @@ from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import BinLayout, Bins
 from moe_kernels.copies import Copies, place_choices
 from moe_kernels.dispatch import add_up, pack, unpack
+from moe_kernels.expert_parallel import combine_rows, dispatch_rows, serve_rows
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import Gate, route
@@ -36,6 +37,7 @@ from moe_kernels.warm_up import EVERY_NEED, Needs, warm_up, warm_up_steps
 from moe_worker.engine.kernel_needs import kernel_needs
 from moe_worker.model.config import load_architecture
 from tests.support.family_models import save_family
+from tests.support.stack_layers import HIDDEN, Made, a_step
 
 pytestmark = pytest.mark.skipif(
     "cpu" not in implementation.available(), reason="numba is not installed"
@@ -71,6 +73,20 @@ def a_layer(tokens: int, hidden: int, inner: int) -> None:
     piece = unpack(bins, [(1, tokens)], 3)
     add_up(x.clone(), here, x[:, :1], 3, 0, piece.rows_PH, piece.row_P, x[1:], [0])
     expert_mlp(x[order], offsets, w13, w2, act=NEEDS.act, b13_S2I=w13[:, :, 0], b2_SH=w2[:, :, 0])
+
+
+def a_share_of_a_layer(tokens: int) -> None:
+    """Of a rank among others."""
+    made = Made(1)
+    stack, step = (
+        Stack((made.layer("bf16", with_bias=True, shared=True),)),
+        a_step(made, [(0, tokens)]),
+    )
+    x_TH = torch.ones(tokens, HIDDEN)
+    bins = Bins.allocate(2, tokens, BinLayout(HIDDEN, 2, BF16), torch.device("cpu"))
+    sent = dispatch_rows(x_TH, stack, 0, step, 1 << 61, bins, 8, [1])
+    served = serve_rows(bins, [(1, tokens)], stack, 0)
+    combine_rows(sent, 8, 0, served.y_NH, x_TH[:0], [0], stack, 0)
 
 
 def a_cache(name: KvFormatName, shape: HeadsShape, tokens: int) -> None:
@@ -120,6 +136,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         attention_work,
         copies,
         dispatch,
+        expert_parallel,
         experts,
         forward,
         frozen,
@@ -155,6 +172,9 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         dispatch.pack_rows,
         dispatch.unpack_rows,
         dispatch.add_rows,
+        expert_parallel.dispatch_layer,
+        expert_parallel.serve_layer,
+        expert_parallel.combine_layer,
         attention_work.cut_units,
         attention.attend_all,
         kv_encode.encode_all,
@@ -169,6 +189,7 @@ def test_nothing_is_left_to_compile_in_a_step() -> None:
         an_attention_half(1)
         an_attention_half(300)
         a_layer(1, 8, 6)
+        a_share_of_a_layer(3)
         a_layer(40, 300, 130)
         for rows in (1, 3):
             sample(

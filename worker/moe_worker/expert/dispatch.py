@@ -150,6 +150,43 @@ class Dispatcher:
         row_bytes = self.shape.hidden * _FLOAT_BYTES
         return self._back_bytes[first * row_bytes : end * row_bytes]
 
+    def one_piece(self, tokens_R: Sequence[int]) -> bool:
+        """Whether a step of so many tokens goes in one round, and a rank's rows at once."""
+        shape = self.shape
+        return max(tokens_R) <= shape.tokens_per_round and sum(tokens_R) <= shape.overlap_tokens
+
+    def send_rows(self, tokens_R: Sequence[int], rows_R: Sequence[int]) -> Transfer:
+        """What was packed for the others, and room for what they pack for us."""
+        own_tokens = tokens_R[self.exchange.rank]
+        peers = self.peers if own_tokens else []
+        sends = [(peer, self.outbox(peer, own_tokens, rows_R[peer])) for peer in peers]
+        for peer, buffer in sends:
+            self.observer.sent(self.scopes[peer], buffer.numel())
+        receives = [(p, self.inbox(p, tokens_R[p])) for p in self.peers if tokens_R[p]]
+        return self.exchange.transfer("data", sends, receives)
+
+    def return_rows(
+        self, returning: Sequence[tuple[int, Tensor]], pairs_R: Sequence[int]
+    ) -> list[int]:
+        """Send the others their rows (float32, contiguous) and await ours; where each rank's begin
+        in `back_NH`."""
+        first, first_R = 0, [0] * self.exchange.size
+        receives: list[tuple[int, Tensor]] = []
+        for peer in self.peers:
+            if pairs_R[peer]:
+                first_R[peer], first = first, first + pairs_R[peer]
+                receives.append((peer, self.returns(first_R[peer], first)))
+        sends = [(peer, rows.view(-1).view(torch.uint8)) for peer, rows in returning]
+        for peer, buffer in sends:
+            self.observer.sent(self.scopes[peer], buffer.numel())
+        self.wait("combine", self.exchange.transfer("data", sends, receives))
+        return first_R
+
+    def wait(self, phase: ExchangePhase, transfer: Transfer) -> None:
+        started = time.perf_counter()
+        transfer.wait()
+        self.observer.exchange(phase, time.perf_counter() - started)
+
 
 class RoutedBatch:
     """One layer's tokens under way. For each piece of `pieces`, `combine` must be called before
@@ -180,8 +217,7 @@ class RoutedBatch:
             if rank == self._owner.exchange.rank:
                 self._own = y_PH, row_p
             elif count:
-                rows_pH = y_PH.index_select(0, row_p)
-                self._returning.append((rank, rows_pH.view(-1).view(torch.uint8)))
+                self._returning.append((rank, y_PH.index_select(0, row_p)))
 
     def finish(self) -> Tensor:
         """Weighted sums, float32 [T, H]."""
@@ -202,49 +238,21 @@ class RoutedBatch:
         # Without choices here our own part is empty: no row of a piece, none to add.
         self._own = owner.back_NH[:0], physical_tK.new_empty(0)
         self._returning: list[tuple[int, Tensor]] = []
-        sending = self._send_rows(tokens_R, rows_R)
+        sending = owner.send_rows(tokens_R, rows_R)
         if sum(tokens_R) > owner.shape.overlap_tokens:
             yield self._unpacked([own], tokens_R)
-            self._wait("dispatch", sending)
+            owner.wait("dispatch", sending)
             yield self._unpacked(owner.peers, tokens_R)
         else:
-            self._wait("dispatch", sending)
+            owner.wait("dispatch", sending)
             yield self._unpacked([own, *owner.peers], tokens_R)
-        first_R = self._collect_returns(pairs_R)
+        first_R = owner.return_rows(self._returning, pairs_R)
         add_up(
             out_tH, physical_tK, weights_tK, owner.shape.slots_per_rank,
             own, *self._own, owner.back_NH, first_R,
         )  # fmt: skip
 
-    def _send_rows(self, tokens_R: Sequence[int], rows_R: Sequence[int]) -> Transfer:
-        owner = self._owner
-        own_tokens = tokens_R[owner.exchange.rank]
-        peers = owner.peers if own_tokens else []
-        sends = [(peer, owner.outbox(peer, own_tokens, rows_R[peer])) for peer in peers]
-        for peer, buffer in sends:
-            owner.observer.sent(owner.scopes[peer], buffer.numel())
-        receives = [(p, owner.inbox(p, tokens_R[p])) for p in owner.peers if tokens_R[p]]
-        return owner.exchange.transfer("data", sends, receives)
-
     def _unpacked(self, ranks: Sequence[int], tokens_R: Sequence[int]) -> Unpacked:
         self._sources = [rank for rank in ranks if tokens_R[rank]]
         sources = [(rank, tokens_R[rank]) for rank in self._sources]
         return unpack(self._owner.bins, sources, self._owner.shape.slots_per_rank)
-
-    def _collect_returns(self, pairs_R: Sequence[int]) -> list[int]:
-        """Send the others their rows and await ours; where each rank's begin in the buffer."""
-        owner, first, first_R = self._owner, 0, [0] * self._owner.exchange.size
-        receives: list[tuple[int, Tensor]] = []
-        for peer in owner.peers:
-            if pairs_R[peer]:
-                first_R[peer], first = first, first + pairs_R[peer]
-                receives.append((peer, owner.returns(first_R[peer], first)))
-        for peer, buffer in self._returning:
-            owner.observer.sent(owner.scopes[peer], buffer.numel())
-        self._wait("combine", owner.exchange.transfer("data", self._returning, receives))
-        return first_R
-
-    def _wait(self, phase: ExchangePhase, transfer: Transfer) -> None:
-        started = time.perf_counter()
-        transfer.wait()
-        self._owner.observer.exchange(phase, time.perf_counter() - started)

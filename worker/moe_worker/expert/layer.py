@@ -22,6 +22,7 @@ from torch import Tensor
 from moe_kernels.activation import SILU, Activation
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import Unpacked
+from moe_kernels.expert_parallel import combine_rows, dispatch_rows, serve_rows
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import route
@@ -110,7 +111,9 @@ class ExpertLayers:
     ) -> Tensor | None:
         """All layers of a run in one call, with the same numbers, where this rank is alone and the
         step fits into one round."""
-        num_tokens = x_TH.shape[0]
+        dispatcher, num_tokens = self._joined, x_TH.shape[0]
+        if dispatcher.exchange.size > 1 and dispatcher.one_piece(self._tokens_R):
+            return self._exchanged(dispatcher, run, pages_L, x_TH, step)
         if not self._at_once(num_tokens):
             return None
         made = self._stack(run, pages_L)
@@ -128,6 +131,40 @@ class ExpertLayers:
         logits_BV, counts = forward(tokens, ends, made.stack, made.turns.of(self._num_steps))
         self._count(run, tokens.num_tokens, counts)
         return logits_BV
+
+    def _exchanged(
+        self,
+        dispatcher: Dispatcher,
+        run: LayerRun,
+        pages_L: tuple[KvPages, ...],
+        x_TH: Tensor,
+        step: AttentionStep,
+    ) -> Tensor:
+        """The same with other ranks, whose rows come and go twice a layer, in one piece."""
+        dispatcher.check_tokens(x_TH.shape[0], self._tokens_R)
+        own, slots_per_rank = dispatcher.exchange.rank, dispatcher.shape.slots_per_rank
+        ranks = [rank for rank in (own, *dispatcher.peers) if self._tokens_R[rank]]
+        sources = [(rank, self._tokens_R[rank]) for rank in ranks]
+        made = self._stack(run, pages_L)
+        for number, turn in enumerate(made.turns.of(self._num_steps).tolist()):
+            ordinal = run.first_ordinal + number
+            sent = dispatch_rows(
+                x_TH, made.stack, number, step, turn,
+                dispatcher.bins, slots_per_rank, dispatcher.bin_R,
+            )  # fmt: skip
+            dispatcher.observer.sent("self", sent.rows_R[own] * dispatcher.row_bytes)
+            dispatcher.wait("dispatch", dispatcher.send_rows(self._tokens_R, sent.rows_R))
+            served = serve_rows(dispatcher.bins, sources, made.stack, number)
+            rows = dict(zip(ranks, torch.split(served.y_NH, served.pairs_Q), strict=True))
+            own_NH = rows.pop(own, dispatcher.back_NH[:0])
+            returning = [(rank, rows_NH) for rank, rows_NH in rows.items() if len(rows_NH)]
+            first_R = dispatcher.return_rows(returning, sent.pairs_R)
+            x_TH = combine_rows(
+                sent, slots_per_rank, own, own_NH, dispatcher.back_NH, first_R, made.stack, number
+            )
+            self._counters.count_routed(ordinal, sent.chosen_E, sent.num_strangers)
+            self._counters.count_served(ordinal, served.served_S)
+        return x_TH
 
     def _at_once(self, num_tokens: int) -> bool:
         """Raises ValueError unless so many tokens were agreed."""
@@ -189,7 +226,7 @@ class ExpertLayers:
         physical_TK, tokens_E, num_strangers = self._in_force.to_physical(
             layer, ids_TK, self._sent_LE[layer], self._num_steps
         )
-        self._counters.count_routed(layer, tokens_E, num_strangers)
+        self._counters.count_routed(layer, tokens_E.cpu().numpy(), num_strangers)
         return physical_TK
 
     def _alone(
@@ -220,7 +257,7 @@ class ExpertLayers:
                 shared=shared,
                 multiplier=multiplier,
             )
-            self._counters.count_served(layer, served_S)
+            self._counters.count_served(layer, served_S.cpu().numpy())
             outputs.append(out_tH)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -241,7 +278,7 @@ class ExpertLayers:
     def _serve(self, layer: int, piece: Unpacked) -> Tensor:
         """Every row of a piece through its slot's expert."""
         experts = self._experts(layer)
-        self._counters.count_served(layer, piece.offsets.diff())
+        self._counters.count_served(layer, piece.offsets.diff().cpu().numpy())
         return expert_mlp(
             piece.rows_PH,
             piece.offsets,

@@ -12,9 +12,8 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-from moe_kernels.stack import Counts
+from moe_kernels.stack import Counts, IntArray
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,12 @@ class LoadCounters:
         self._draft_served_LS = np.zeros_like(self._served_LS)
         self._draft_invalid = 0
 
-    def count_routed(self, layer: int, tokens_E: Tensor, num_invalid: int) -> None:
-        self.draft_routed_LE[layer] += tokens_E.cpu().numpy()
+    def count_routed(self, layer: int, tokens_E: IntArray, num_invalid: int) -> None:
+        self.draft_routed_LE[layer] += tokens_E
         self._draft_invalid += num_invalid
 
-    def count_served(self, layer: int, tokens_S: Tensor) -> None:
-        self._draft_served_LS[layer, : len(tokens_S)] += tokens_S.cpu().numpy()
+    def count_served(self, layer: int, tokens_S: IntArray) -> None:
+        self._draft_served_LS[layer, : len(tokens_S)] += tokens_S
 
     def count_run(self, first_layer: int, counts: Counts) -> None:
         """Of neighbouring layers at once."""
