@@ -54,11 +54,9 @@ class ExpertLayers:
         self._bank, self._counters, self._act = bank, counters, act
         self._experts_L: list[Experts | None] = [None] * bank.num_layers
         # Never set back: epochs may be short, and the first points of a sequence are not yet even.
-        self._sent_LE = torch.zeros(
-            (bank.num_layers, counters.num_experts), dtype=torch.int64, device=bank.device
-        )
-        self._sent = self._sent_LE.numpy() if self._sent_LE.device.type == "cpu" else None
-        """The same memory: few numbers are added sooner without torch."""
+        self._routed_LE = torch.from_numpy(counters.routed_LE)
+        self._sent_LE = self._routed_LE.to(bank.device)
+        """Where the bank is; on the CPU it is the counters' own memory."""
         self._num_steps = 0
         self._made: dict[int, _MadeStack] = {}
         """By the run's first layer. Like `_experts_L` they hold on to the bank's tensors: a rank
@@ -86,12 +84,9 @@ class ExpertLayers:
     def commit_step(self) -> None:
         """The step succeeded: its tokens count."""
         self._num_steps += 1
-        drafted_LE = self._counters.draft_routed_LE
-        if self._sent is None:
-            self._sent_LE += torch.from_numpy(drafted_LE).to(self._sent_LE.device)
-        else:
-            self._sent += drafted_LE
         self._counters.commit()
+        if self._sent_LE is not self._routed_LE:
+            self._sent_LE.copy_(self._routed_LE)
 
     def __call__(self, layer: int, x_TH: Tensor, half: ExpertHalf) -> Tensor:
         """x and the output of MoE layer `layer` (ordinal) added up, float32 [T, H]."""

@@ -1,7 +1,8 @@
 """Tokens counted per expert and per slot: the worker's side of `LoadReport`.
 
-A step counts into a draft that is added when the step is committed and thrown away when it failed
-and is run again; warm-up and padding never come here. Read by the control API from another thread.
+What a step counts is a draft, which is added when the step is committed and thrown away when it
+failed and is run again; warm-up and padding never come here. Read by the control API from another
+thread.
 
 Letters: L MoE layers, E logical experts, S slots of this rank.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,42 +32,40 @@ class LoadCounts:
 class LoadCounters:
     def __init__(self, num_layers: int, num_experts: int, num_slots: int) -> None:
         self.num_experts = num_experts
+        self.routed_LE = np.zeros((num_layers, num_experts), np.int64)
+        """What own tokens chose in steps that are committed. Always the same memory, written by
+        the engine's thread."""
         self._lock = threading.Lock()
-        self._routed_LE = np.zeros((num_layers, num_experts), np.int64)
         self._served_LS = np.zeros((num_layers, num_slots), np.int64)
         self._invalid = 0
-        self.draft_routed_LE = np.zeros_like(self._routed_LE)
-        """What the step under way has counted so far."""
-        self._draft_served_LS = np.zeros_like(self._served_LS)
-        self._draft_invalid = 0
+        self._draft: list[_Draft] = []
+
+    # What is given is added later and must not be written to.
 
     def count_routed(self, layer: int, tokens_E: IntArray, num_invalid: int) -> None:
-        self.draft_routed_LE[layer] += tokens_E
-        self._draft_invalid += num_invalid
+        self._draft.append(_Draft(layer, tokens_E, None, num_invalid))
 
     def count_served(self, layer: int, tokens_S: IntArray) -> None:
-        self._draft_served_LS[layer, : len(tokens_S)] += tokens_S
+        self._draft.append(_Draft(layer, None, tokens_S, 0))
 
     def count_run(self, first_layer: int, counts: Counts) -> None:
         """Of neighbouring layers at once."""
-        routed_LE, served_LS, num_invalid = counts
-        layers = slice(first_layer, first_layer + len(routed_LE))
-        self.draft_routed_LE[layers] += routed_LE
-        self._draft_served_LS[layers, : served_LS.shape[1]] += served_LS
-        self._draft_invalid += num_invalid
+        layers = slice(first_layer, first_layer + len(counts.chosen_LE))
+        self._draft.append(_Draft(layers, *counts))
 
     def commit(self) -> None:
         with self._lock:
-            self._routed_LE += self.draft_routed_LE
-            self._served_LS += self._draft_served_LS
-            self._invalid += self._draft_invalid
-        self.discard()
+            for layers, routed, served, num_invalid in self._draft:
+                if routed is not None:
+                    _add(self.routed_LE[layers], routed)
+                if served is not None:
+                    _add(self._served_LS[layers, ..., : served.shape[-1]], served)
+                self._invalid += num_invalid
+        self._draft.clear()
 
     def discard(self) -> None:
         """Forget the step under way."""
-        self.draft_routed_LE.fill(0)
-        self._draft_served_LS.fill(0)
-        self._draft_invalid = 0
+        self._draft.clear()
 
     def resize(self, num_slots: int) -> None:
         """Another number of slots a rank; counts of slots that remain go on."""
@@ -74,9 +74,22 @@ class LoadCounters:
         with self._lock:
             resized[:, :kept] = self._served_LS[:, :kept]
             self._served_LS = resized
-        self._draft_served_LS = np.zeros_like(resized)
-        self.discard()
+        self._draft.clear()
 
     def snapshot(self) -> LoadCounts:
         with self._lock:
-            return LoadCounts(self._routed_LE.tolist(), self._served_LS.tolist(), self._invalid)
+            return LoadCounts(self.routed_LE.tolist(), self._served_LS.tolist(), self._invalid)
+
+
+class _Draft(NamedTuple):
+    """What a step under way has counted in some layers."""
+
+    layers: int | slice
+    routed: IntArray | None
+    served: IntArray | None
+    num_invalid: int
+
+
+def _add(total: IntArray, numbers: IntArray) -> None:
+    """In place: `total[...] += numbers` would copy it onto itself besides."""
+    np.add(total, numbers, out=total)
