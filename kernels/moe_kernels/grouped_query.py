@@ -82,9 +82,10 @@ def composed(x_TH: Tensor, layer: GroupedQueryLayer, pages: KvPages, step: Atten
     if not x_TH.shape[0]:
         return x_TH.clone()
     # Written first, then read back: a token sees itself as later tokens will see it.
-    q_TND = store(x_TH, layer, pages, step.cos_TF, step.sin_TF, step.slots_T)
+    q_TND, k_TKD, v_TKD = meeting(x_TH, layer, step.cos_TF, step.sin_TF)
+    kv_pages.append(pages, k_TKD, v_TKD, step.slots_T)
     mixed_TND = paged_attention(
-        rope(q_TND, step.cos_TF, step.sin_TF),
+        q_TND,
         pages,
         step.plan,
         scale=layer.scale,
@@ -99,19 +100,12 @@ def composed(x_TH: Tensor, layer: GroupedQueryLayer, pages: KvPages, step: Atten
     return x_TH + out_TH
 
 
-def store(
-    x_TH: Tensor,
-    layer: GroupedQueryLayer,
-    pages: KvPages,
-    cos_TF: Tensor,
-    sin_TF: Tensor,
-    slots_T: Tensor,
-) -> Tensor:
-    """Keys and values of these tokens into the pages, see `kv_pages.append`; gives their queries,
-    which are not turned yet."""
+def meeting(
+    x_TH: Tensor, layer: GroupedQueryLayer, cos_TF: Tensor, sin_TF: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys as they meet, and values: [T, N, D], [T, K, D] and [T, K, D]."""
     q_TND, k_TKD, v_TKD = _project(rms_norm(x_TH, layer.norm_H, layer.eps), layer)
-    kv_pages.append(pages, rope(k_TKD, cos_TF, sin_TF), v_TKD, slots_T)
-    return q_TND
+    return rope(q_TND, cos_TF, sin_TF), rope(k_TKD, cos_TF, sin_TF), v_TKD
 
 
 def _project(x_TH: Tensor, layer: GroupedQueryLayer) -> tuple[Tensor, Tensor, Tensor]:

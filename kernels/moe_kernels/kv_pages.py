@@ -155,14 +155,19 @@ def append_reference(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tens
         scaled_k_TND = scaled_k_TND - pages.key_center_ND
     if pages.key_channel_ND is not None:
         scaled_k_TND = scaled_k_TND / pages.key_channel_ND
-    kept = _store(pages, (scaled_k_TND, v_TND), slots_T)
-    if kept:
-        kept_k_TND, kept_v_TND = kept
-        if pages.key_channel_ND is not None:
-            kept_k_TND = kept_k_TND * pages.key_channel_ND
-        if pages.key_center_ND is not None:
-            kept_k_TND = kept_k_TND + pages.key_center_ND
-        pages.probe.take((k_TND, v_TND), (kept_k_TND, kept_v_TND))
+    _store(pages, (scaled_k_TND, v_TND), slots_T)
+    if pages.probe.wanted:
+        show(pages, k_TND, v_TND, slots_T)
+
+
+def show(pages: KvPages, k_TND: Tensor, v_TND: Tensor, slots_T: Tensor) -> None:
+    """Let the probe see what a reader gets of the first of these tokens, which are stored."""
+    kept_k_TND, kept_v_TND = _kept(pages, slots_T[: pages.probe.max_tokens])
+    if pages.key_channel_ND is not None:
+        kept_k_TND = kept_k_TND * pages.key_channel_ND
+    if pages.key_center_ND is not None:
+        kept_k_TND = kept_k_TND + pages.key_center_ND
+    pages.probe.take((k_TND, v_TND), (kept_k_TND, kept_v_TND))
 
 
 @implemented
@@ -178,9 +183,9 @@ def append_latent_reference(
     """The oracle of `append_latent`."""
     assert isinstance(pages.shape, LatentShape), "keys and values are appended by append"
     given = latent_TD.unsqueeze(1), rope_TR.unsqueeze(1)
-    kept = _store(pages, given, slots_T)
-    if kept:
-        pages.probe.take(given, kept)
+    _store(pages, given, slots_T)
+    if pages.probe.wanted:
+        pages.probe.take(given, _kept(pages, slots_T[: pages.probe.max_tokens]))
 
 
 def read(pages: KvPages, blocks_SB: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,13 +205,9 @@ def read_latent(pages: KvPages, blocks_SB: Tensor) -> tuple[Tensor, Tensor]:
     return latent[:, 0], rope[:, 0]
 
 
-def _store(pages: KvPages, sides: tuple[Tensor, ...], slots_T: Tensor) -> tuple[Tensor, ...]:
-    """Store one float32 [T, N, D] per side, in the order of the parts' sides.
-
-    Gives what a reader will get of the first tokens, by side, if the probe wants to know.
-    """
+def _store(pages: KvPages, sides: tuple[Tensor, ...], slots_T: Tensor) -> None:
+    """Store one float32 [T, N, D] per side, in the order of the parts' sides."""
     blocks, offsets = slots_T // pages.block_size, slots_T % pages.block_size
-    kept: list[Tensor] = []
     begin = 0
     for page in pages.parts:
         end = begin + len(page.part.sides)
@@ -214,11 +215,17 @@ def _store(pages: KvPages, sides: tuple[Tensor, ...], slots_T: Tensor) -> tuple[
         page.data[blocks, :, :, offsets] = data
         if page.scales is not None and scales is not None:
             page.scales[blocks, :, :, offsets] = scales
-        if pages.probe.wanted:
-            few = slice(pages.probe.max_tokens)
-            few_scales = None if scales is None else scales[few]
-            kept += _decode(page, data[few], few_scales, sides_dim=1).unbind(1)
         begin = end
+
+
+def _kept(pages: KvPages, slots_T: Tensor) -> tuple[Tensor, ...]:
+    """What a reader gets of tokens there, float32 [T, N, D] of each side."""
+    blocks, offsets = slots_T // pages.block_size, slots_T % pages.block_size
+    kept: list[Tensor] = []
+    for page in pages.parts:
+        data = page.data[blocks, :, :, offsets]
+        scales = None if page.scales is None else page.scales[blocks, :, :, offsets]
+        kept += _decode(page, data, scales, sides_dim=1).unbind(1)
     return tuple(kept)
 
 

@@ -34,7 +34,8 @@ from moe_kernels.cpu.stack_kernel import STEP, run_layers
 from moe_kernels.cpu.step_arrays import StepLines, kind_of, make_step
 from moe_kernels.cpu.team import num_threads
 from moe_kernels.forward import Ends
-from moe_kernels.grouped_query import store
+from moe_kernels.grouped_query import meeting
+from moe_kernels.kv_pages import show
 from moe_kernels.stack import Counts, IntArray, Stack, StackLayer
 from moe_kernels.step_tokens import StepTokens
 
@@ -103,11 +104,12 @@ def _sight(stack: Stack, probed: Sequence[int]) -> tuple[int, int]:
 
 
 def _probe(seen_TH: Tensor, tokens: StepTokens, ends: Ends, layer: StackLayer) -> None:
-    """Store the step's first tokens in the layer once more, where its probe sees them: the same
-    bytes. `seen_TH` is what the layer was given."""
+    """Let the layer's probe see the step's first tokens; `seen_TH` is what the layer was given of
+    them."""
     positions_T, slots_T = (each[: len(seen_TH)] for each in tokens.places())
     angles = ends.cos_PF[positions_T], ends.sin_PF[positions_T]
-    store(seen_TH, layer.attention, layer.pages, *angles, slots_T)
+    _, k_TKD, v_TKD = meeting(seen_TH, layer.attention, *angles)
+    show(layer.pages, k_TKD, v_TKD, slots_T)
 
 
 def _model(ends: Ends, stack: Stack) -> _Model | None:
