@@ -33,26 +33,23 @@ for _name in ("sched_yield", "sem_wait", "sem_post"):
     llvmlite.binding.add_symbol(f"moe_kernels.{_name}", _address)
 
 
-@intrinsic
-def fetch_add(typing_context, numbers, index, addend):
-    """Add; the number before."""
+def _changing(operation):
+    """An intrinsic (numbers, index, operand) that changes a number and gives the one before."""
 
-    def generate(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments)
-        return builder.atomic_rmw("add", pointer, arguments[2], _ORDER)
+    @intrinsic
+    def change(typing_context, numbers, index, operand):
+        def generate(context, builder, signature, arguments):
+            pointer = _pointer(context, builder, signature, arguments)
+            return builder.atomic_rmw(operation, pointer, arguments[2], _ORDER)
 
-    return types.int64(numbers, types.int64, types.int64), generate
+        return types.int64(numbers, types.int64, types.int64), generate
+
+    return change
 
 
-@intrinsic
-def exchange(typing_context, numbers, index, number):
-    """Put a number there; the one before."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = _pointer(context, builder, signature, arguments)
-        return builder.atomic_rmw("xchg", pointer, arguments[2], _ORDER)
-
-    return types.int64(numbers, types.int64, types.int64), generate
+fetch_add = _changing("add")
+exchange = _changing("xchg")
+"""Put the operand there."""
 
 
 @intrinsic
