@@ -2,10 +2,10 @@
 
 Few tokens (decode) are limited by reading weights, so every weight row is read from memory once:
 rows go by in blocks that stay in the cache, and each block meets all tokens, a few at a time,
-before the next is read. One row goes after the other: then a thread's bytes lie one behind the other,
-which the processor's own prefetching follows. Several rows side by side would give the additions of a
-single token more to do at once, but memory a pattern that it does not guess: a third fewer bytes a
-second, even when they are asked for by name.
+before the next is read. One row goes after the other: a thread's bytes then lie one behind the
+other, which the processor's own prefetching follows. Several rows side by side would give the
+additions of a single token more to do at once, but memory a pattern that it does not guess: a third
+fewer bytes a second, even when they are asked for by name.
 
 Many tokens (prefill) are limited by arithmetic. Then a few rows are widened to float32 once, into a
 panel that stays in the nearest cache, and tokens stream past it in tiles of four rows and three

@@ -19,7 +19,7 @@ from moe_kernels.kv_pages import KvPages, LayerScales
 from moe_worker.model.kv_layout import kv_format, kv_shape
 from moe_worker.model.spec import ModelSpec
 
-STEPS_PER_SAMPLE = 4
+STEPS_PER_SAMPLE = 16
 """Steps between two samples of the quantisation error, each of one layer and a few tokens."""
 
 
