@@ -151,9 +151,11 @@ class Dispatcher:
         return self._back_bytes[first * row_bytes : end * row_bytes]
 
     def one_piece(self, tokens_R: Sequence[int]) -> bool:
-        """Whether a step of so many tokens goes in one round, and a rank's rows at once."""
-        shape = self.shape
-        return max(tokens_R) <= shape.tokens_per_round and sum(tokens_R) <= shape.overlap_tokens
+        """Whether a step of so many tokens of several ranks goes in one round, and a rank's rows at
+        once."""
+        if self.exchange.size == 1 or max(tokens_R) > self.shape.tokens_per_round:
+            return False
+        return sum(tokens_R) <= self.shape.overlap_tokens
 
     def send_rows(self, tokens_R: Sequence[int], rows_R: Sequence[int]) -> Transfer:
         """What was packed for the others, and room for what they pack for us."""

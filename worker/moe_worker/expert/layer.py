@@ -1,12 +1,12 @@
 """The expert half of the layers on this rank: the `moe` callable that the transformer calls.
 
 route → look up slots → dispatch → experts → combine. It is called for every MoE layer in every
-step, with no tokens too: an idle rank serves the others' rows. A rank that is alone has nothing to
-dispatch: it computes runs of whole layers, or the whole model, in one call with the same numbers.
+step, with no tokens too: an idle rank serves the others' rows. Runs of whole layers, or the whole
+model, go in fewer calls with the same numbers: a rank that is alone has nothing to dispatch.
 
 Neighbours: `gate`, `experts`, `stack` and `forward` of `moe_kernels`, `routing_table`, `dispatch`,
-`bank`, `load` are the parts; the engine begins and ends each step here and replaces the table at a
-switch.
+`exchanged_layers`, `bank`, `load` are the parts; the engine begins and ends each step here and
+replaces the table at a switch.
 
 Letters: T tokens, P rows of a piece, H hidden, E logical experts, K choices, S slots.
 """
@@ -22,7 +22,6 @@ from torch import Tensor
 from moe_kernels.activation import SILU, Activation
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import Unpacked
-from moe_kernels.expert_parallel import combine_rows, dispatch_rows, serve_rows
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import route
@@ -33,6 +32,7 @@ from moe_kernels.stack import Counts, Stack, StackLayer, run_stack
 from moe_kernels.step_tokens import StepTokens
 from moe_worker.expert.bank import ExpertBank
 from moe_worker.expert.dispatch import Dispatcher
+from moe_worker.expert.exchanged_layers import run_exchanged
 from moe_worker.expert.load import LoadCounters
 from moe_worker.expert.routing_table import RoutingTable, Turns
 from moe_worker.model.layer_run import LayerRun
@@ -104,16 +104,19 @@ class ExpertLayers:
     def whole(
         self, run: LayerRun, pages_L: tuple[KvPages, ...], x_TH: Tensor, step: AttentionStep
     ) -> Tensor | None:
-        """All layers of a run in one call, with the same numbers, where this rank is alone and the
-        step fits into one round."""
-        dispatcher, num_tokens = self._joined, x_TH.shape[0]
-        if dispatcher.exchange.size > 1 and dispatcher.one_piece(self._tokens_R):
-            return self._exchanged(dispatcher, run, pages_L, x_TH, step)
-        if not self._at_once(num_tokens):
+        """All layers of a run, with the same numbers: in one call where this rank is alone, in
+        three a layer among others. None where the step is too large for that."""
+        dispatcher, alone = self._joined, self._at_once(x_TH.shape[0])
+        if not alone and not dispatcher.one_piece(self._tokens_R):
             return None
         made = self._stack(run, pages_L)
-        x_TH, counts = run_stack(x_TH, made.stack, step, made.turns.of(self._num_steps))
-        self._count(run, num_tokens, counts)
+        turn_L = made.turns.of(self._num_steps)
+        if alone:
+            x_TH, counts = run_stack(x_TH, made.stack, step, turn_L)
+            self._count(run, x_TH.shape[0], counts)
+        else:
+            x_TH, counts = run_exchanged(x_TH, made.stack, step, turn_L, dispatcher, self._tokens_R)
+            self._counters.count_run(run.first_ordinal, counts)
         return x_TH
 
     def forward(
@@ -126,40 +129,6 @@ class ExpertLayers:
         logits_BV, counts = forward(tokens, ends, made.stack, made.turns.of(self._num_steps))
         self._count(run, tokens.num_tokens, counts)
         return logits_BV
-
-    def _exchanged(
-        self,
-        dispatcher: Dispatcher,
-        run: LayerRun,
-        pages_L: tuple[KvPages, ...],
-        x_TH: Tensor,
-        step: AttentionStep,
-    ) -> Tensor:
-        """The same with other ranks, whose rows come and go twice a layer, in one piece."""
-        dispatcher.check_tokens(x_TH.shape[0], self._tokens_R)
-        own, slots_per_rank = dispatcher.exchange.rank, dispatcher.shape.slots_per_rank
-        ranks = [rank for rank in (own, *dispatcher.peers) if self._tokens_R[rank]]
-        sources = [(rank, self._tokens_R[rank]) for rank in ranks]
-        made = self._stack(run, pages_L)
-        for number, turn in enumerate(made.turns.of(self._num_steps).tolist()):
-            ordinal = run.first_ordinal + number
-            sent = dispatch_rows(
-                x_TH, made.stack, number, step, turn,
-                dispatcher.bins, slots_per_rank, dispatcher.bin_R,
-            )  # fmt: skip
-            dispatcher.observer.sent("self", sent.rows_R[own] * dispatcher.row_bytes)
-            dispatcher.wait("dispatch", dispatcher.send_rows(self._tokens_R, sent.rows_R))
-            served = serve_rows(dispatcher.bins, sources, made.stack, number)
-            rows = dict(zip(ranks, torch.split(served.y_NH, served.pairs_Q), strict=True))
-            own_NH = rows.pop(own, dispatcher.back_NH[:0])
-            returning = [(rank, rows_NH) for rank, rows_NH in rows.items() if len(rows_NH)]
-            first_R = dispatcher.return_rows(returning, sent.pairs_R)
-            x_TH = combine_rows(
-                sent, slots_per_rank, own, own_NH, dispatcher.back_NH, first_R, made.stack, number
-            )
-            self._counters.count_routed(ordinal, sent.chosen_E, sent.num_strangers)
-            self._counters.count_served(ordinal, served.served_S)
-        return x_TH
 
     def _at_once(self, num_tokens: int) -> bool:
         """Raises ValueError unless so many tokens were agreed."""

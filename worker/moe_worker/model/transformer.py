@@ -38,14 +38,15 @@ class Moe(Protocol):
     def whole(
         self, run: LayerRun, pages_L: tuple[KvPages, ...], x_TH: Tensor, step: AttentionStep, /
     ) -> Tensor | None:
-        """All of a run's layers at once, of the model's pages; None, and nothing done, where other
-        ranks take part or the step is too large."""
+        """All of a run's layers at once, of the model's pages; None, and nothing done, where the
+        step is too large."""
         ...
 
     def forward(
         self, run: LayerRun, pages_L: tuple[KvPages, ...], tokens: StepTokens, ends: Ends, /
     ) -> Tensor | None:
-        """The same of a run that is all layers, with the model's ends: logits float32 [B, V]."""
+        """The same of a run that is all layers, with the model's ends: logits float32 [B, V]; None
+        also where other ranks take part."""
         ...
 
 
