@@ -1,4 +1,4 @@
-"""How every kernel here is compiled and gets its threads; the only user of numba's decorator.
+"""How every kernel here is compiled; the only user of numba's decorator.
 
 Rules for a kernel, each found the hard way:
 * A function at module level with a name of its own. numba's cache tells functions apart by file,

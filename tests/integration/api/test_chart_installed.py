@@ -164,7 +164,8 @@ def test_rights_suffice_for_the_real_operator(
         ):
             assert definitions.api.get(path)
         wait_until(lambda: accepted(definitions, namespace), 60, "condition Accepted")
-        assert "forbidden" not in operator.log.read_text().lower()
+        # A namespace of another test may be on its way out, which forbids as well: not for rights.
+        assert "forbidden: user" not in operator.log.read_text().lower()
         assert pods(definitions, namespace)[0]["spec"]["containers"][0]["image"] == (
             "example.org/worker:1"
         )
