@@ -3,7 +3,8 @@
 A kernel that may use several threads is called by `together`: the caller begins at once, members of
 the team come along when they get to run, and the call is over when the caller is through and nobody
 is inside any more. What is to do they divide by `parts`. Nobody waits for a member that has not
-come: where other work has the processors, a kernel is as slow as one thread and no slower.
+come, only for a part that one has taken: where other work has the processors, the caller does most
+of it alone.
 
 Members look for work for a short while after they had some, then they sleep. One call at a time has
 the team; another one at the same time is done by its caller alone, and so is a call after a fork,
