@@ -24,10 +24,9 @@ from moe_kernels.bins import Bins
 from moe_kernels.copies import place_choices
 from moe_kernels.dispatch import add_up, pack, unpack
 from moe_kernels.gate import route
-from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.grouped_query import grouped_query
 from moe_kernels.implementation import implemented
-from moe_kernels.mlp import mlp
+from moe_kernels.mlp import Mlp, mlp
 from moe_kernels.stack import IntArray, Stack
 
 
@@ -112,15 +111,7 @@ def composed_serve(
     """`serve_rows` by the contracts of its parts."""
     experts = stack.layers[number].experts
     unpacked = unpack(bins, sources, len(experts.w13_S2IH))
-    y_PH = expert_mlp(
-        unpacked.rows_PH,
-        unpacked.offsets,
-        experts.w13_S2IH,
-        experts.w2_SHI,
-        act=experts.act,
-        b13_S2I=experts.b13_S2I,
-        b2_SH=experts.b2_SH,
-    )
+    y_PH = experts.run(unpacked.rows_PH, unpacked.offsets)
     served_S = unpacked.offsets.diff().cpu().numpy()
     return Served(y_PH.index_select(0, unpacked.row_P), list(unpacked.pairs_Q), served_S)
 
@@ -164,6 +155,13 @@ def composed_combine(
         out_TH, dispatched.physical_TK, dispatched.weights_TK, slots_per_rank,
         own_rank, own_NH, own_row_N, back_NH, first_R,
     )  # fmt: skip
-    if layer.shared is not None:
-        out_TH += mlp(dispatched.normed_TH, layer.shared)
-    return middle_TH + (out_TH if layer.multiplier == 1.0 else out_TH * layer.multiplier)
+    return add_routed(middle_TH, out_TH, dispatched.normed_TH, layer.shared, layer.multiplier)
+
+
+def add_routed(
+    x_TH: Tensor, routed_TH: Tensor, normed_TH: Tensor, shared: Mlp | None, multiplier: float
+) -> Tensor:
+    """x + multiplier · (the routed experts' sum, which may be written to, + the shared one)."""
+    if shared is not None:
+        routed_TH += mlp(normed_TH, shared)
+    return x_TH + (routed_TH if multiplier == 1.0 else routed_TH * multiplier)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moe_kernels.activation import SILU, Activation
 from moe_kernels.derived import Derived
+from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.implementation import implemented
 from moe_kernels.mlp import Mlp
 from moe_kernels.reference import experts as reference
@@ -32,6 +33,18 @@ class Experts:
     b13_S2I: Tensor | None = None
     b2_SH: Tensor | None = None
     derived: Derived = field(default_factory=Derived)
+
+    def run(self, rows_PH: Tensor, offsets: Tensor) -> Tensor:
+        """`expert_mlp` of rows that are sorted by slot."""
+        return expert_mlp(
+            rows_PH,
+            offsets,
+            self.w13_S2IH,
+            self.w2_SHI,
+            act=self.act,
+            b13_S2I=self.b13_S2I,
+            b2_SH=self.b2_SH,
+        )
 
 
 @implemented

@@ -35,7 +35,6 @@ from moe_kernels.cpu.grouped_gemm import expert_rows
 from moe_kernels.cpu.grouped_query import frozen_step
 from moe_kernels.cpu.grouped_query_kernel import attention_half
 from moe_kernels.cpu.jit import Array, Index, compiled
-from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.stack import frozen_stack
 from moe_kernels.cpu.stack_kernel import (
     COPIES,
@@ -205,8 +204,6 @@ def serve_layer(
     )
     y_NH = np.empty_like(rows_PH)
     if is_valid:
-        if rows_PH.size * 2 * routed.w2_SHI.shape[1] < SMALL_PRODUCT:
-            threads = np.int64(1)
         y_PH = np.empty_like(rows_PH)
         expert_rows(
             rows_PH, offsets, routed.w13_SIH, routed.w2_SHI, routed.b13_SI, routed.b2_SH,

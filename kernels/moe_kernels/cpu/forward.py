@@ -28,7 +28,6 @@ from moe_kernels.cpu.arrays import float32_array
 from moe_kernels.cpu.frozen import Frozen, freeze, thawing
 from moe_kernels.cpu.head import all_below, head_operands, head_rows, stored_rows, widen_rows
 from moe_kernels.cpu.jit import Array, Index, compiled
-from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.stack import FrozenStack, frozen_stack
 from moe_kernels.cpu.stack_kernel import STEP, run_layers
 from moe_kernels.cpu.step_arrays import StepLines, kind_of, make_step
@@ -217,8 +216,6 @@ def forward_rows(
             )  # fmt: skip
             x_TH[:] = out_TH
     held.clear()  # until here the layers have read of them
-    if num_rows * vocabulary * hidden < SMALL_PRODUCT:
-        threads = 1
     head_rows(
         x_TH, sample_rows_B, model.norm_H, numbers[EPS], model.head_VH, numbers[DIVISOR],
         logits_BV, threads,

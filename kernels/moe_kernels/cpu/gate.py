@@ -23,7 +23,7 @@ from moe_kernels.cpu.arrays import float32_array, stored_array
 from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.linear import SMALL_PRODUCT
 from moe_kernels.cpu.norm_rope import norm_part
-from moe_kernels.cpu.parts import cut, meet, new_board, parts_for, take, take_next
+from moe_kernels.cpu.parts import cut, meet, new_board, parts_for, share, take, take_next
 from moe_kernels.cpu.product import STORED, multiply, round_rows
 from moe_kernels.cpu.router import CHOOSING, NO_BIAS, choose_rows, router_numbers
 from moe_kernels.cpu.team import num_threads, together
@@ -158,14 +158,14 @@ def _part(
     rounded_TH: Array, logits_TE: Array, ids_TK: Array, weights_TK: Array,
 ) -> None:  # fmt: skip
     zero, gate_EH = np.int64(0), gate.gate_EH
-    first, last = _share(part, parts, x_TH.shape[0])
+    first, last = share(part, parts, x_TH.shape[0])
     if phase == _ALL or phase == _NORM:
         norm_part(part, parts, x_TH, gate.norm_H, gate.eps, normed_TH)
         round_rows(normed_TH, first, last, gate_EH, rounded_TH)
     if phase == _ALL:
         multiply(gate_EH, zero, zero, gate_EH.shape[0], rounded_TH, first, last, logits_TE)
     elif phase == _PRODUCT:
-        start, end = _share(part, parts, gate_EH.shape[0])
+        start, end = share(part, parts, gate_EH.shape[0])
         multiply(gate_EH, zero, start, end, rounded_TH, zero, rounded_TH.shape[0], logits_TE)
     if phase == _ALL or phase == _CHOICE:
         _choose_part(first, last, logits_TE, gate, ids_TK, weights_TK)
@@ -190,11 +190,6 @@ _PARTS = {
     )
     for stored in STORED
 }
-
-
-@inner
-def _share(part: Index, parts: Index, number: int) -> tuple[Index, Index]:
-    return number * part // parts, number * (part + 1) // parts
 
 
 @inner

@@ -41,7 +41,6 @@ def expert_mlp(
     bounds_S = offsets.contiguous().numpy()
     assert 0 <= bounds_S[-1] <= num_rows, "the groups end where the rows do, or before"
     w13_SIH, w2_SHI = w13_S2IH.flatten(0, 1), w2_SHI.flatten(0, 1)
-    small = num_rows * hidden * w13_S2IH.shape[1] < SMALL_PRODUCT
     expert_rows(
         float32_array(rows_PH),
         bounds_S,
@@ -51,7 +50,7 @@ def expert_mlp(
         stored_array(w2_SHI.new_empty(0) if b2_SH is None else b2_SH.flatten()),
         *parameters(act),
         y_PH.numpy(),
-        1 if small else num_threads(),
+        num_threads(),
     )
     return y_PH
 
@@ -70,7 +69,10 @@ def expert_rows(
     y_PH: Array,
     threads: Index,
 ) -> None:
-    """`expert_mlp` into `y_PH`; biases are empty where there are none."""
+    """`expert_mlp` into `y_PH`, with up to so many threads; biases are empty where there are
+    none."""
+    if rows_PH.size * 2 * w2_SHI.shape[1] < SMALL_PRODUCT:
+        threads = np.int64(1)
     num_owned = offsets[-1]
     y_PH[num_owned:] = 0.0
     x_PH = np.empty((num_owned, rows_PH.shape[1]), np.float32)

@@ -34,7 +34,7 @@ from moe_kernels.cpu.attention_chunks import PARTIALS, Partials, join_units
 from moe_kernels.cpu.jit import Array, Index, compiled, inner
 from moe_kernels.cpu.kv_codes import STORED_SIDE, StoredSide
 from moe_kernels.cpu.kv_encode import encode_range
-from moe_kernels.cpu.parts import cut, meet, new_board, take, take_next
+from moe_kernels.cpu.parts import cut, meet, new_board, share, take, take_next
 from moe_kernels.cpu.product import STORED, multiply, round_rows
 from moe_kernels.cpu.row_lanes import (
     copy_columns,
@@ -218,12 +218,6 @@ def _part(
         start, end = share(part, parts, layer.o_HX.shape[0])
         multiply(layer.o_HX, 0, start, end, rows.rounded_TX, 0, len(x_TH), out_TH)
         _add_residual(start, end, x_TH, layer, out_TH)
-
-
-@inner
-def share(part, parts, count):
-    """Where the part's share of `count` begins and ends."""
-    return count * part // parts, count * (part + 1) // parts
 
 
 @inner

@@ -46,12 +46,9 @@ def embed(ids_T: Tensor, embedding: Embedding) -> Tensor:
 
 def head_logits(x_TH: Tensor, rows_B: Tensor, head: Head) -> Tensor:
     operands = head_operands(head)
-    num_rows, (vocabulary, hidden) = rows_B.shape[0], operands.rows_VH.shape
-    logits_BV = torch.empty((num_rows, vocabulary))
-    small = num_rows * vocabulary * hidden < SMALL_PRODUCT
-    threads = 1 if small else num_threads()
+    logits_BV = torch.empty((rows_B.shape[0], len(operands.rows_VH)))
     rows = rows_B.contiguous().numpy()
-    if not head_rows(float32_array(x_TH), rows, *operands, logits_BV.numpy(), threads):
+    if not head_rows(float32_array(x_TH), rows, *operands, logits_BV.numpy(), num_threads()):
         raise IndexError(f"rows {rows_B.tolist()[:20]}: must be 0 to {x_TH.shape[0] - 1}")
     return logits_BV
 
@@ -109,11 +106,13 @@ def head_rows(
     rows_VH: Array,
     divisor: np.float32,
     logits_BV: Array,
-    threads: int,
+    threads: Index,
 ) -> bool:
-    """False, and nothing done, where there is no such row."""
+    """With up to so many threads. False, and nothing done, where there is no such row."""
     if not all_below(rows_B, x_TH.shape[0]):
         return False
+    if rows_B.size * rows_VH.size < SMALL_PRODUCT:
+        threads = np.int64(1)
     chosen_BH = np.empty((rows_B.size, x_TH.shape[1]), np.float32)
     together(
         _walk, threads, new_board(2), x_TH, rows_B, norm_H, eps, rows_VH, divisor, chosen_BH,
@@ -125,7 +124,7 @@ def head_rows(
 @inner
 def _walk(
     board: Array, x_TH: Array, rows_B: Array, norm_H: Array, eps: np.float32, rows_VH: Array,
-    divisor: np.float32, chosen_BH: Array, logits_BV: Array, threads: int,
+    divisor: np.float32, chosen_BH: Array, logits_BV: Array, threads: Index,
 ) -> None:  # fmt: skip
     """What each thread does, see `parts`."""
     parts = np.int64(1) if rows_B.size < FEW_ROWS else parts_for(threads)

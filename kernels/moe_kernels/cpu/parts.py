@@ -59,6 +59,12 @@ def meet(board: Array, phase: Index, num_parts: Index) -> None:
 
 
 @inner
+def share(part: Index, parts: Index, count: Index) -> tuple[Index, Index]:
+    """Where the part's share of `count` begins and ends."""
+    return count * part // parts, count * (part + 1) // parts
+
+
+@inner
 def cut(room: Array, shape: tuple[Index, ...]) -> tuple[Array, Array]:
     """An array at the begin of a room (1D), and the rest of the room."""
     size: Index = 1

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.mlp import Mlp, mlp
 from moe_kernels.permute import sort_by_slot
 
@@ -33,15 +32,7 @@ def add_experts(
     (num_tokens, top_k), hidden = slots_TK.shape, x_TH.shape[1]
     order_P, offsets = sort_by_slot(slots_TK, experts.w13_S2IH.shape[0])
     y_PH = x_TH.new_zeros((num_tokens * top_k, hidden))
-    y_PH[order_P] = expert_mlp(
-        x_TH[order_P // top_k],
-        offsets,
-        experts.w13_S2IH,
-        experts.w2_SHI,
-        act=experts.act,
-        b13_S2I=experts.b13_S2I,
-        b2_SH=experts.b2_SH,
-    )
+    y_PH[order_P] = experts.run(x_TH[order_P // top_k], offsets)
     y_TKH = y_PH.view(num_tokens, top_k, hidden).mul_(weights_TK[:, :, None])
     total_TH = x_TH.new_zeros((num_tokens, hidden))
     for y_TH in y_TKH.unbind(1):

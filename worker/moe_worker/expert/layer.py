@@ -22,12 +22,12 @@ from torch import Tensor
 from moe_kernels.activation import SILU, Activation
 from moe_kernels.attention_step import AttentionStep
 from moe_kernels.bins import Unpacked
+from moe_kernels.expert_parallel import add_routed
 from moe_kernels.experts import Experts, add_experts
 from moe_kernels.forward import Ends, forward
 from moe_kernels.gate import route
-from moe_kernels.grouped_gemm import expert_mlp
 from moe_kernels.kv_pages import KvPages
-from moe_kernels.mlp import Mlp, mlp
+from moe_kernels.mlp import Mlp
 from moe_kernels.stack import Counts, Stack, StackLayer, run_stack
 from moe_kernels.step_tokens import StepTokens
 from moe_worker.expert.bank import ExpertBank
@@ -97,9 +97,7 @@ class ExpertLayers:
                 dispatcher, layer, x_TH, normed_TH, ids_TK, weights_TK, half.shared, half.multiplier
             )
         out_TH = self._together(dispatcher, layer, normed_TH, ids_TK, weights_TK)
-        if half.shared is not None:
-            out_TH += mlp(normed_TH, half.shared)
-        return x_TH + (out_TH if half.multiplier == 1.0 else out_TH * half.multiplier)
+        return add_routed(x_TH, out_TH, normed_TH, half.shared, half.multiplier)
 
     def whole(
         self, run: LayerRun, pages_L: tuple[KvPages, ...], x_TH: Tensor, step: AttentionStep
@@ -243,15 +241,7 @@ class ExpertLayers:
         """Every row of a piece through its slot's expert."""
         experts = self._experts(layer)
         self._counters.count_served(layer, piece.offsets.diff().cpu().numpy())
-        return expert_mlp(
-            piece.rows_PH,
-            piece.offsets,
-            experts.w13_S2IH,
-            experts.w2_SHI,
-            act=experts.act,
-            b13_S2I=experts.b13_S2I,
-            b2_SH=experts.b2_SH,
-        )
+        return experts.run(piece.rows_PH, piece.offsets)
 
     def _experts(self, layer: int) -> Experts:
         """The bank's tensors of a layer, which are others after the bank was resized."""
